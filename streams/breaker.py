@@ -1,8 +1,8 @@
 """When the whole provider is away, stop asking it with every row: a circuit breaker, as a pure state machine.
 
-Facts and `now` go in, the next state comes out; nothing is read, waited for or sent here. Closed: rows are claimed. Open:
-nothing is claimed until a probe is due. Half-open: one probe is under way and decides. `now` is any clock in seconds that
-does not go backwards.
+Facts and `now` go in, the next state comes out; nothing is read, waited for or sent here. Closed: rows are claimed.
+Open: nothing is claimed until a probe is due. Half-open: one probe is under way and decides. `now` is any clock in
+seconds that does not go backwards.
 
 It opens after `threshold` *different* records have failed alike in a row, that is with the same provider-wide fault
 (`Retry.fault`). One record that fails again and again is that record's trouble and opens nothing.
@@ -16,6 +16,8 @@ GROWTH = 2
 
 
 class State(StrEnum):
+    """Where a breaker can be; the values are for people."""
+
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"

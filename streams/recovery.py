@@ -1,6 +1,7 @@
-"""What becomes of a row whose act failed: again at a time, or to rest. A pure decision: no clock, no I/O, no randomness.
+"""What becomes of a row whose act failed: again at a time, or to rest. A pure decision: no clock, no I/O, no dice.
 
-It implements rules 11 to 13 of the protocol of a row. Who may still write that down is the fence's business, not this module's.
+It implements rules 11 to 13 of the protocol of a row. Who may still write that down is the fence's business, not this
+module's.
 """
 
 from dataclasses import dataclass
@@ -51,10 +52,10 @@ def decide(error: Exception, attempts: int, policy: RecoveryPolicy, random: floa
 
     `attempts` is the row's number of tries including this one (1 = the first try failed), `random` a number in [0, 1).
     An error outside the vocabulary says nothing about whether the other side accepted, so it counts as in doubt.
-    `LeaseOver` is no failure of the row, nothing is to be recorded: asking for it is a mistake (ValueError).
+    `LeaseOver` is no failure of the row, nothing is to be recorded: asking for it is a mistake (TypeError).
     """
     if isinstance(error, LeaseOver):
-        raise ValueError("nothing is recorded for a claim whose lease may be over")
+        raise TypeError("nothing is recorded for a claim whose lease may be over")
     if isinstance(error, Reject):
         return Final(error.reason)
     in_doubt = error.in_doubt if isinstance(error, Retry) else True
