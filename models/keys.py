@@ -1,7 +1,7 @@
 """The rule of the idempotency key: which two registrations are one e-mail. Written here and nowhere else.
 
-A key is the SHA-256 of four lines: kind of mail, opp_id, registration, normalised address. It says nothing about whether
-an address is valid; `registration.py` does.
+A key is the SHA-256 of four lines: kind of mail, opp_id, registration, normalised address. It says nothing about
+whether an address is valid; `registration.py` does.
 """
 
 import re
@@ -19,7 +19,8 @@ _DIGITS = re.compile(r"0|[1-9][0-9]{0,18}")
 def canonical_id(value: object) -> int:
     """The one form of an id: 42 and "42" are 42.
 
-    Everything else raises ValueError: signs, leading zeros, blanks, non-ASCII digits, floats, booleans, more than 19 digits.
+    Everything else raises ValueError: signs, leading zeros, blanks, non-ASCII digits, floats, booleans, more than 19
+    digits.
     """
     if type(value) is int and 0 <= value <= _MAX_ID:
         return value
@@ -31,8 +32,8 @@ def canonical_id(value: object) -> int:
 def normalise_address(address: str) -> str:
     """The form in which two spellings of a mailbox compare equal: all lower case, the domain in ASCII (IDNA).
 
-    Only for comparing, never for sending: a server may tell Ana@ from ana@. Raises ValueError when there is no domain, when it
-    cannot be written in ASCII, or when the local part is not ASCII.
+    Only for comparing, never for sending: a server may tell Ana@ from ana@. Raises ValueError when there is no domain,
+    when it cannot be written in ASCII, or when the local part is not ASCII.
     """
     local, at, domain = address.rpartition("@")
     if not (at and local and domain and local.isascii()):
