@@ -1,9 +1,9 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt up down migrate run bench clean
+.PHONY: help setup demo test check static fmt up down migrate run bench clean
 
 PYTHON ?= python3
 BIN := .venv/bin
-CODE := models streams processors alembic scripts tests
+CODE := $(wildcard models streams processors alembic scripts tests bench)
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -13,3 +13,41 @@ setup: .venv/.stamp ## Make .venv with everything pinned in requirements.lock (q
 .venv/.stamp: requirements.lock pyproject.toml scripts/setup
 	@PYTHON=$(PYTHON) scripts/setup
 	@touch $@
+
+demo: setup ## See it work on this machine alone: 1,000 registrations, no services, no root
+	@$(BIN)/afluente demo
+
+test: static up ## Everything: what check does, and all tests against real services (one line of pytest at the end)
+	@$(BIN)/pytest tests
+
+check: static ## Format, lint, types, import contracts, unit and house tests (under a minute, no services)
+	@$(BIN)/pytest -q tests/unit tests/house
+
+static: setup
+	@$(BIN)/ruff format --check --quiet . || { echo "make fmt formats these:"; $(BIN)/ruff format --check .; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --strict $(CODE)
+	@$(BIN)/lint-imports --no-logo
+
+fmt: setup ## Format the code and mend what ruff can mend
+	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
+
+up: setup ## Start RabbitMQ and PostgreSQL for development (may be repeated)
+	@scripts/services up
+
+down: ## End what `make up` started
+	@scripts/services down
+
+migrate: setup ## Bring the database of DATABASE_URL to the newest schema
+	@$(BIN)/afluente migrate
+
+run: setup ## Run one processor, or all: make run P=mailer
+	@$(BIN)/afluente run $(or $(P),$(error say which processor: make run P=mailer, or P=all))
+
+bench: setup ## Run the benchmarks of the folder bench/
+	@test -d bench || { echo "make bench runs the benchmarks of the folder bench/, which is not here yet"; exit 2; }
+	@$(BIN)/python -m bench
+
+clean: ## Remove the environment and all caches (not the services' data)
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
