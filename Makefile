@@ -24,7 +24,7 @@ check: static ## Format, lint, types, import contracts, unit and house tests (un
 	@$(BIN)/pytest -q tests/unit tests/house
 
 static: setup
-	@$(BIN)/ruff format --check --quiet . || { echo "make fmt formats these:"; $(BIN)/ruff format --check .; exit 1; }
+	@$(BIN)/ruff format --check --output-format concise .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --strict $(CODE)
 	@$(BIN)/lint-imports --no-logo

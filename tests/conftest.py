@@ -1,4 +1,4 @@
-"""What several folders of tests share: the services and a database of one's own. A missing service fails, never skips."""
+"""What several folders of tests share: the services, a database of one's own. A missing service fails, never skips."""
 
 import subprocess
 import uuid
