@@ -1,0 +1,245 @@
+"""One partition as this process works on it: whether it is ours, where we read, which records are settled.
+
+It is the engine's side of a subscription (`log.Owner`): it finishes and commits before it gives a partition up, and it loads the saved
+position before it reads. It knows nothing of what is done with the records; `runtime.py` and `transforms.py` do that.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from streams import offsets
+from streams.log import Bounds, Log, Partition, Record, Subscription
+from streams.offsets import Advance, Position
+from streams.sql import Sql
+
+OpenSql = Callable[[], AbstractAsyncContextManager[Sql]]
+"""Opens a connection for statements of this module; put back at the end of the block."""
+
+KILLS_ITS_READER = 3
+"""After so many starts without progress the records are read one by one, and the next one that kills is a dead letter."""
+
+ISOLATED_RECORDS = 500
+"""How many records are read one by one before all is taken to be well again: a turn's worth."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A record that was read. Settled: it has an outcome, or its row waits for a time or for somebody else."""
+
+    offset: int
+    timestamp_ms: int
+    record_id: str = ""
+    settled: bool = False
+
+
+@dataclass(slots=True)
+class Window:
+    """Records read and not yet passed by the offset, in order. Pure: the longest settled prefix decides."""
+
+    next_offset: int
+    entries: deque[Entry] = field(default_factory=deque)
+
+    def settled_prefix(self) -> Entry | None:
+        """The last record that the offset may pass now, None if it has to stay."""
+        last = None
+        for entry in self.entries:
+            if not entry.settled:
+                break
+            last = entry
+        return last
+
+    def passed(self, last: Entry) -> None:
+        """The offset was moved past `last`: forget it and all before."""
+        while self.entries and self.entries[0].offset <= last.offset:
+            self.entries.popleft()
+        self.next_offset = last.offset + 1
+
+
+class Assignment:
+    """One partition of a processor in this process."""
+
+    def __init__(
+        self,
+        processor: str,
+        partition: Partition,
+        source: Log,
+        open_sql: OpenSql,
+        *,
+        finish: Callable[["Assignment"], Awaitable[None]],
+        changed: Callable[["Assignment"], None] = lambda assignment: None,
+    ) -> None:
+        """`finish` waits until nothing of the assignment is in flight and all outcomes are committed."""
+        self.processor, self.partition = processor, partition
+        self._log, self._open_sql, self._finish, self._changed = source, open_sql, finish, changed
+        self.subscription: Subscription | None = None
+        self.turn = asyncio.Lock()
+        """Held from taking records to their plan's commit: an owner that changes waits for it."""
+        self.position: Position | None = None
+        self.window = Window(0)
+        self.active = False
+        self.fenced = False
+        self.isolated = 0
+        """How many records are still to be read one by one, after starts without progress."""
+        self.bounds: Bounds | None = None
+        self._readable = asyncio.Event()
+        self._expected_ms: int | None = None
+        self._skip_to = 0
+
+    # ---- what the engine asks
+
+    @property
+    def reading(self) -> bool:
+        """Whether records may be taken and claimed now."""
+        position = self.position
+        return self.active and not self.fenced and position is not None and not position.paused and not position.halted_reason
+
+    async def readable(self) -> None:
+        """Wait until records may be taken."""
+        while not self.reading:
+            self._readable.clear()
+            await self._readable.wait()
+
+    def take(self, limit: int) -> list[Record]:
+        """Records after the saved position, checked against what was last read at the position before it."""
+        if not self.reading or self.subscription is None:
+            return []
+        records = self.subscription.take(limit)
+        if records and self._expected_ms is not None:
+            self._compare(records[0])
+        return [record for record in records if record.offset >= self._skip_to] if self.reading else []
+
+    def enter(self, record: Record) -> Entry:
+        """Put a record that was taken into the window."""
+        entry = Entry(record.offset, record.timestamp_ms)
+        self.window.entries.append(entry)
+        return entry
+
+    def advance(self) -> tuple[Advance, Entry] | None:
+        """The move of the offset that the settled records allow, None if there is none."""
+        last = self.window.settled_prefix() if not self.fenced and self.position is not None else None
+        if last is None or self.position is None:
+            return None
+        p = self.partition
+        was, era = self.window.next_offset, self.position.epoch
+        return Advance(self.processor, p.stream, p.index, was, last.offset + 1, era, last.record_id, last.timestamp_ms), last
+
+    def fence(self) -> None:
+        """The saved row is not where we left it: claim nothing more, finish what is in flight, then load anew."""
+        if not self.fenced:
+            log.warning("position.moved_by_someone_else", stream=self.partition.name)
+            self.fenced = True
+            self._changed(self)
+
+    async def begin(self, sql: Sql) -> int:
+        """Count this start; returns how many starts have made no progress. See `KILLS_ITS_READER`."""
+        starts = await offsets.begin(sql, self.processor, self.partition)
+        if starts > KILLS_ITS_READER and not self.isolated:
+            self.isolated = ISOLATED_RECORDS
+            log.error("partition.reads_one_by_one", stream=self.partition.name, starts_without_progress=starts - 1)
+        return starts
+
+    async def begun(self, sql: Sql) -> None:
+        """Plan has committed: this start made progress."""
+        if self.isolated:
+            self.isolated -= 1
+        await offsets.begun(sql, self.processor, self.partition, KILLS_ITS_READER if self.isolated else 0)
+
+    async def look(self) -> None:
+        """Compare the saved row with ours, every few seconds: a replay, a pause or a resume is noticed without a restart."""
+        self.bounds = await self._log.bounds(self.partition)
+        async with self._open_sql() as sql:
+            await offsets.observe(sql, self.processor, self.partition, self.bounds)
+            saved = await offsets.load(sql, self.processor, self.partition)
+        if saved is None or self.position is None or not self.active:
+            return
+        if saved.epoch != self.position.epoch or (not self.window.entries and saved.next_offset > self.window.next_offset):
+            self.fence()
+        elif (saved.paused, saved.halted_reason) != (self.position.paused, self.position.halted_reason):
+            self.position = saved
+            log.info("processor.paused" if saved.paused else "processor.resumed", reason=saved.paused_reason)
+            self._wake()
+
+    # ---- log.Owner
+
+    async def activate(self, partition: Partition) -> int:
+        """Finish what a former activation left, load the position, and answer where to read."""
+        await self.deactivate(partition)
+        delay = 0.2
+        while True:
+            try:
+                return await self._load()
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                log.warning("position.not_loaded", stream=partition.name, error=repr(error), again_in=delay)
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, 5.0)
+
+    async def deactivate(self, partition: Partition) -> None:
+        """Stop, and wait for the turn under way and for all that is in flight."""
+        self.active = False
+        async with self.turn:
+            await self._finish(self)
+
+    # ---- its own
+
+    async def _load(self) -> int:
+        self.bounds = bounds = await self._log.bounds(self.partition)
+        async with self._open_sql() as sql:
+            position = await offsets.load(sql, self.processor, self.partition)
+            if position is None:
+                await offsets.create(sql, self.processor, self.partition, bounds.first)
+                position = await offsets.load(sql, self.processor, self.partition)
+            if position is None:
+                raise LookupError("the row of processor_offsets was deleted while it was read")
+            self._adopt(position, bounds)
+            reason = unreadable(position, bounds)
+            if reason != position.halted_reason:
+                await offsets.halt(sql, self.processor, self.partition, reason)
+                self.position = await offsets.load(sql, self.processor, self.partition)
+        if reason:
+            log.error("partition.halted", stream=self.partition.name, reason=reason)
+            return bounds.next
+        self._wake()
+        # the record before the position comes along when it is still there, and tells whether this is the stream that we knew
+        known = position.last_timestamp_ms is not None and position.next_offset > bounds.first
+        self._expected_ms = position.last_timestamp_ms if known else None
+        return position.next_offset - 1 if known else position.next_offset
+
+    def _adopt(self, position: Position, bounds: Bounds) -> None:
+        self.position, self.window = position, Window(position.next_offset)
+        self.fenced, self.active, self._skip_to, self._expected_ms = False, True, position.next_offset, None
+        self.isolated = 0
+
+    def _compare(self, record: Record) -> None:
+        expected, self._expected_ms = self._expected_ms, None
+        if record.offset == self._skip_to - 1 and record.timestamp_ms != expected and self.position is not None:
+            reason = f"the record at {record.offset} is not the one that was read there: the stream was made anew"
+            self.position = replace(self.position, halted_reason=reason)
+            log.error("partition.halted", stream=self.partition.name, reason=reason)
+            self._halting = asyncio.ensure_future(self._halt(reason))
+
+    async def _halt(self, reason: str) -> None:
+        async with self._open_sql() as sql:
+            await offsets.halt(sql, self.processor, self.partition, reason)
+
+    def _wake(self) -> None:
+        self._readable.set()
+        self._changed(self)
+
+
+def unreadable(position: Position, bounds: Bounds) -> str | None:
+    """Why reading from the position would silently jump; None when it would not. A person decides, by a replay."""
+    if position.next_offset < bounds.first:
+        missing = bounds.first - position.next_offset
+        return f"retention overtook the reader: up to {missing} records from {position.next_offset} on are gone"
+    if position.next_offset > bounds.next:
+        return f"the stream ends at {bounds.next}, before the saved {position.next_offset}: it was made anew"
+    return None

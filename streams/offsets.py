@@ -1,0 +1,106 @@
+"""The position of a processor in a partition: a row of `processor_offsets`, moved only in the transaction that settles.
+
+The statements are text because they ride in the transactions of a turn. `epoch` is raised by a replay: who has read the old one
+matches no row any more, claims nothing more and loads anew.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import orjson
+
+from streams.log import Bounds, Partition
+from streams.sql import Dialect, Sql, now, recordset
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The row as it was read. `last_offset` is next_offset - 1 where a record was settled there, with its id and chunk time."""
+
+    next_offset: int
+    epoch: int
+    paused: bool
+    paused_reason: str | None
+    halted_reason: str | None
+    starts: int
+    last_timestamp_ms: int | None
+
+
+class Advance(NamedTuple):
+    """Move one partition from `was` to `to`; `last_id` and `last_timestamp_ms` are those of the record before `to`."""
+
+    processor: str
+    stream: str
+    part: int
+    was: int
+    to: int
+    era: int
+    record_id: str
+    record_ms: int
+
+
+async def load(sql: Sql, processor: str, partition: Partition) -> Position | None:
+    """The saved position, None before the first start."""
+    rows = await sql.fetch(_LOAD, processor, partition.stream, partition.index)
+    return Position(**dict(rows[0])) if rows else None
+
+
+async def create(sql: Sql, processor: str, partition: Partition, first: int) -> None:
+    """Begin at `first`; harmless when another replica was quicker."""
+    text = _CREATE.format(now=now(sql.dialect))
+    await sql.fetch(text, processor, partition.stream, partition.index, first)
+
+
+async def advance(sql: Sql, advances: Sequence[Advance]) -> bool:
+    """Move each; False when one of them was not where we left it (another epoch or owner)."""
+    if not advances:
+        return True
+    moves = orjson.dumps([advance._asdict() for advance in advances]).decode()
+    return len(await sql.fetch(advance_text(sql.dialect, "$1"), moves)) == len(advances)
+
+
+def advance_text(dialect: Dialect, parameter: str) -> str:
+    """Rule 14 as an UPDATE ... RETURNING, for those who send it along with other statements."""
+    columns = {"processor": "text", "stream": "text", "part": "int", "was": "bigint", "to": "bigint", "era": "int"}
+    columns |= {"record_id": "text", "record_ms": "bigint"}
+    return f"""
+        UPDATE processor_offsets AS o SET next_offset = y."to", last_id = y.record_id, last_timestamp_ms = y.record_ms,
+            updated_at = {now(dialect)}
+        FROM {recordset(dialect, parameter, "y", columns)}
+        WHERE o.processor = y.processor AND o.stream = y.stream AND o.partition = y.part
+            AND o.next_offset = y.was AND o.epoch = y.era
+        RETURNING epoch"""
+
+
+async def begin(sql: Sql, processor: str, partition: Partition) -> int:
+    """Raise the counter of starts without progress and return it: it survives a process that dies in decode or plan."""
+    rows = await sql.fetch(_BEGIN, processor, partition.stream, partition.index)
+    return int(rows[0]["starts"]) if rows else 1
+
+
+async def begun(sql: Sql, processor: str, partition: Partition, starts: int) -> None:
+    """Set the counter back: plan has committed."""
+    await sql.fetch(_BEGUN, processor, partition.stream, partition.index, starts)
+
+
+async def halt(sql: Sql, processor: str, partition: Partition, reason: str | None) -> None:
+    """Write down why this partition does not read (None: it reads again)."""
+    await sql.fetch(_HALT, processor, partition.stream, partition.index, reason)
+
+
+async def observe(sql: Sql, processor: str, partition: Partition, bounds: Bounds) -> None:
+    """Write the end of the partition as seen now, so that SQL can show the lag."""
+    text = _OBSERVE.format(now=now(sql.dialect))
+    await sql.fetch(text, processor, partition.stream, partition.index, bounds.next)
+
+
+_KEY = "processor = $1 AND stream = $2 AND partition = $3"
+_LOAD = f"""SELECT next_offset, epoch, paused, paused_reason, halted_reason, starts, last_timestamp_ms
+    FROM processor_offsets WHERE {_KEY}"""
+_CREATE = """INSERT INTO processor_offsets (processor, stream, partition, next_offset, epoch, paused, starts, updated_at)
+    VALUES ($1, $2, $3, $4, 0, false, 0, {now}) ON CONFLICT DO NOTHING"""
+_BEGIN = f"UPDATE processor_offsets SET starts = starts + 1 WHERE {_KEY} RETURNING starts"
+_BEGUN = f"UPDATE processor_offsets SET starts = $4 WHERE {_KEY}"
+_HALT = f"UPDATE processor_offsets SET halted_reason = $4 WHERE {_KEY}"
+_OBSERVE = f"UPDATE processor_offsets SET end_offset = $4, seen_at = {{now}} WHERE {_KEY}"

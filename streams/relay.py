@@ -1,0 +1,177 @@
+"""Due rows become messages: reserved, committed, then published; released again when the confirm does not come.
+
+The relay selects by status and due time, never above the last id, so a late commit is not passed over. Its duplicates die
+on the claim, so it publishes without deduplication. It wakes on NOTIFY and polls as a safety net; the database's
+clock decides what is due.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from streams import offsets, telemetry
+from streams.database import dialect, driver_connection, is_away
+from streams.errors import LogError
+from streams.log import Log, Partition, Publisher, route
+from streams.message import Message
+from streams.processor import Limits, RowTable
+from streams.rows import Rows
+from streams.sql import Database, Row, Sql
+
+log = structlog.get_logger(__name__)
+
+CHANNEL = "afluente_relay"
+"""What the database notifies when a row has become due by itself (docs/life-of-a-row.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """One table whose due rows go to a stream that `reader` consumes. `message` builds the hint for a row."""
+
+    table: RowTable
+    stream: str
+    reader: str
+    message: Callable[[Row], Message]
+
+
+class Relay:
+    """Tails one table."""
+
+    def __init__(
+        self,
+        tail: Tail,
+        target: Log,
+        engine: AsyncEngine,
+        limits: Limits,
+        metrics: telemetry.Metrics,
+        *,
+        batch: int = 500,
+        poll: float = 1.0,
+        repeat_lag_limit: int = 1000,
+        step: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        """`poll` in seconds; a row is published again for the same try only while its partition's lag is below the limit."""
+        self.tail, self._log, self._engine = tail, target, engine
+        self._batch, self._poll, self._repeat_lag_limit = batch, poll, repeat_lag_limit
+        self._metrics, self._step = metrics, step
+        self._rows = Rows(tail.table, limits, dialect(engine))
+        self._database = Database(engine, limits.database_away)
+        self._partitions: list[Partition] = []
+        self._publishers: dict[int, Publisher] = {}
+        self._wake = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Relay until `stop`."""
+        self._partitions = await self._log.partitions(self.tail.stream)
+        listening = asyncio.create_task(self._listen())
+        stopping = asyncio.create_task(self._wake_at(stop))
+        try:
+            backoff = 0.5
+            while not stop.is_set():
+                self._wake.clear()
+                try:
+                    busy = await self.turn()
+                    backoff = 0.5
+                except LogError as error:
+                    log.warning("relay.log_away", error=str(error) or type(error).__name__, again_in=backoff)
+                    await self._pause(backoff)
+                    backoff = min(backoff * 2, 30.0)
+                else:
+                    if not busy:
+                        await self._pause(self._poll)
+        finally:
+            for task in (listening, stopping):
+                task.cancel()
+            for publisher in self._publishers.values():
+                await publisher.close()
+
+    async def turn(self) -> bool:
+        """Reserve, commit, publish what is due now; True when a whole batch was due, so that there may be more."""
+        rows = await self._database.patiently(lambda sql: self._rows.reserve(sql, self._batch))
+        self._step("reserved")
+        await self._publish(rows)
+        repeated = await self._database.patiently(self._repeat)
+        await self._publish(repeated)
+        return len(rows) == self._batch
+
+    async def _repeat(self, sql: Sql) -> list[Row]:
+        """Reserve again what should have arrived long ago, where its partition is read promptly."""
+        expired = await self._rows.expired(sql, self._batch)
+        if not expired:
+            return []
+        prompt = await self._prompt_partitions(sql)
+        return await self._rows.repeat(sql, [row["id"] for row in expired if self._partition_of(row) in prompt])
+
+    async def _prompt_partitions(self, sql: Sql) -> set[int]:
+        prompt = set()
+        for partition in self._partitions:
+            position = await offsets.load(sql, self.tail.reader, partition)
+            bounds = await self._log.bounds(partition)
+            read_to = position.next_offset if position is not None else bounds.first
+            if bounds.next - read_to < self._repeat_lag_limit:
+                prompt.add(partition.index)
+        return prompt
+
+    async def _publish(self, rows: Sequence[Row]) -> None:
+        by_partition: dict[int, list[Row]] = defaultdict(list)
+        for row in rows:
+            by_partition[self._partition_of(row)].append(row)
+        results = await asyncio.gather(
+            *(self._publish_to(index, part) for index, part in by_partition.items()), return_exceptions=True
+        )
+        for error in results:
+            if isinstance(error, BaseException):
+                raise error
+
+    async def _publish_to(self, index: int, rows: Sequence[Row]) -> None:
+        try:
+            if index not in self._publishers:
+                self._publishers[index] = await self._log.publisher(self._partitions[index])
+            await self._publishers[index].publish([self.tail.message(row).encode() for row in rows])
+        except LogError:
+            await self._database.patiently(lambda sql: self._rows.release(sql, rows))
+            raise
+        self._step("published")
+        self._metrics.relayed(self.tail.stream, len(rows))
+        log.info("relay.published", stream=self.tail.stream, partition=index, rows=len(rows))
+
+    def _partition_of(self, row: Row) -> int:
+        return route(row["row_key"] or str(row["id"]), len(self._partitions))
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+
+    async def _wake_at(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._wake.set()
+
+    async def _listen(self) -> None:
+        """Hold a connection that hears NOTIFY; while there is none, polling serves."""
+        if dialect(self._engine) != "postgresql":
+            return
+
+        def notified(*_: Any) -> None:
+            self._wake.set()
+
+        while True:
+            try:
+                async with driver_connection(self._engine) as connection:
+                    await connection.add_listener(CHANNEL, notified)
+                    try:
+                        while not connection.is_closed():
+                            await asyncio.sleep(1.0)
+                    finally:
+                        with suppress(Exception):
+                            await connection.remove_listener(CHANNEL, notified)
+            except Exception as error:
+                if not is_away(error):
+                    raise
+            await asyncio.sleep(1.0)

@@ -1,0 +1,288 @@
+"""The life of a row as SQL: insert, claim, outcome, reservation. The rules are those of docs/life-of-a-row.md, by number.
+
+The row decides; a message is only a hint to look at its row. People own `status`, `attempts` and `next_attempt_at`; the
+engine owns `claim_no`, `lease_until`, `queued_until`, `doubts` and `held`. These are the hot statements: text, on
+the driver's connection (`sql.py`), one JSON parameter for any number of rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from streams import offsets
+from streams.processor import Limits, NewRow, RowTable
+from streams.recovery import ATTEMPTS_USED_UP, OnUnknown
+from streams.sql import Dialect, Row, Sql, greatest, item, later, now, recordset
+
+UNKNOWN = "the process or its connection died after the mail may have been accepted: outcome unknown"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How one claim ended. `waits` has the back-off for 1, 2, ... attempts used, null where that is the last one."""
+
+    row_id: int
+    claim_no: int
+    sent: bool = False
+    stored: dict[str, object] = field(default_factory=dict)
+    error: str | None = None
+    reason: str = ATTEMPTS_USED_UP
+    waits: tuple[float | None, ...] = ()
+    held: bool = False
+    in_doubt: bool = False
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What a commit of outcomes brought: the rows that are failed now, whether all offsets moved, the new claims."""
+
+    failed: list[Row]
+    in_place: bool
+    claimed: list[Row]
+
+
+class Rows:
+    """The statements of one table, composed once."""
+
+    def __init__(self, table: RowTable, limits: Limits, dialect: Dialect) -> None:
+        self.table, self.limits, self.dialect = table, limits, dialect
+        d = dialect
+        self._now = now(d)
+        self._hold = limits.recovery.on_unknown is OnUnknown.HOLD
+        # attempts as a claim or a failure counts them: a try that was in flight at a reset is the first of the new set
+        self._used = greatest(d, "attempts", "CASE WHEN lease_until IS NULL THEN 0 ELSE 1 END")
+        self._due = f"(next_attempt_at IS NULL OR next_attempt_at <= {self._now})"
+        self._free = f"(lease_until IS NULL OR lease_until <= {self._now})"
+        self._insert = self._insert_text()
+        self._state = self._state_text()
+        self._claim = self._claim_text("$1")
+        self._exhaust = self._exhaust_text()
+        self._fail = self._fail_text()
+        self._sent = self._sent_text("$1")
+        self._group = self._group_text() if d == "postgresql" else ""
+        self._reserve = self._reserve_text()
+        self._expired = self._expired_text()
+        self._repeat = self._repeat_text()
+        self._release = self._release_text()
+
+    # ---- plan
+
+    async def insert(self, sql: Sql, rows: Sequence[NewRow]) -> list[Row]:
+        """Rule 1: insert what is new, as queued, so that the relay leaves it alone. Returns id and key of those."""
+        return await sql.fetch(self._insert, _json([{**row.values, self.table.key: row.key} for row in rows]))
+
+    async def states(self, sql: Sql, keys: Sequence[str], ids: Sequence[int]) -> list[Row]:
+        """The rows with these keys or ids: the columns of `known`, and `claimable` (pending, due, no running lease)."""
+        named = [{"row_id": None, "row_key": key} for key in keys] + [{"row_id": i, "row_key": None} for i in ids]
+        return await sql.fetch(self._state, _json(named)) if named else []
+
+    async def claim(self, sql: Sql, ids: Sequence[int]) -> list[Row]:
+        """Rule 5: claim those that may be claimed; id, claim_no, attempts, key and the columns of `read` of each."""
+        return self._parsed(await sql.fetch(self._claim, _json([{"row_id": i} for i in ids]))) if ids else []
+
+    async def exhaust(self, sql: Sql, ids: Sequence[int]) -> list[Row]:
+        """Rules 6 and 7: of rows that could not be claimed, fail those with no attempt left or whose outcome is held."""
+        return await sql.fetch(self._exhaust, _json([{"row_id": i} for i in ids])) if ids else []
+
+    # ---- record
+
+    async def record(
+        self, sql: Sql, outcomes: Sequence[Outcome], advances: Sequence[offsets.Advance], claims: Sequence[int]
+    ) -> Recorded:
+        """Rules 10 to 14 and 5 in one transaction, the caller's or (only sent outcomes on PostgreSQL) one statement.
+
+        When an offset does not move, outcomes stay recorded (they are facts) and nothing is claimed.
+        """
+        failures = [o for o in outcomes if not o.sent]
+        failed = await sql.fetch(self._fail, _json([_failure(o) for o in failures])) if failures else []
+        sent = [{"row_id": o.row_id, **o.stored} for o in outcomes if o.sent]
+        if self.dialect == "postgresql":
+            return await self._record_at_once(sql, failed, sent, advances, claims)
+        if sent:
+            await sql.fetch(self._sent, _json(sent))
+        in_place = await offsets.advance(sql, advances)
+        return Recorded(failed, in_place, await self.claim(sql, claims) if in_place else [])
+
+    async def record_sent(self, sql: Sql, outcome: Outcome) -> None:
+        """Rule 10 for one row alone, for when a person's lock on another row holds the group up."""
+        await sql.fetch(self._sent, _json([{"row_id": outcome.row_id, **outcome.stored}]))
+
+    async def _record_at_once(
+        self, sql: Sql, failed: list[Row], sent: list[dict[str, Any]], advances: Sequence[offsets.Advance], claims: Sequence[int]
+    ) -> Recorded:
+        moves = [advance._asdict() for advance in advances]
+        ids = [{"row_id": i} for i in claims]
+        [row] = await sql.fetch(self._group, _json(sent), _json(moves), _json(ids), len(moves))
+        claimed = orjson.loads(row["claimed"]) if row["claimed"] else []
+        return Recorded(failed, row["moved"] == len(moves), self._parsed(claimed))
+
+    # ---- relay
+
+    async def reserve(self, sql: Sql, limit: int) -> list[Row]:
+        """Rule 3, first publication of a try: due rows with no message under way, reserved for `visibility` seconds."""
+        return await sql.fetch(self._reserve, limit)
+
+    async def expired(self, sql: Sql, limit: int) -> list[Row]:
+        """Rule 3, repeats: id and key of rows whose message should have arrived long ago, in no order."""
+        return await sql.fetch(self._expired, limit)
+
+    async def repeat(self, sql: Sql, ids: Sequence[int]) -> list[Row]:
+        """Reserve these again, if their reservation is over still."""
+        return await sql.fetch(self._repeat, _json([{"row_id": i} for i in ids])) if ids else []
+
+    async def release(self, sql: Sql, rows: Sequence[Row]) -> None:
+        """Rule 4: what was not confirmed is free again, if claim_no and queued_until are still those we wrote."""
+        marks = [{"row_id": r["id"], "fence": r["claim_no"], "queued": str(r["queued_until"])} for r in rows]
+        await sql.fetch(self._release, _json(marks))
+
+    # ---- the texts
+
+    def _insert_text(self) -> str:
+        t = self.table
+        columns = {**t.insert, t.key: "text"}
+        names = ", ".join(f'"{name}"' for name in columns)
+        source = recordset(self.dialect, "$1", "x", columns)
+        return f"""
+            INSERT INTO {t.name} ({names}, status, attempts, queued_until, created_at, updated_at)
+            SELECT {names}, 'pending', 0, {later(self.dialect, str(self.limits.visibility))}, {self._now}, {self._now}
+            FROM {source} WHERE true ON CONFLICT ("{t.key}") DO NOTHING RETURNING id, "{t.key}" AS row_key"""
+
+    def _state_text(self) -> str:
+        t = self.table
+        known = "".join(f't."{name}", ' for name in t.known)
+        source = recordset(self.dialect, "$1", "x", {"row_id": "bigint", "row_key": "text"})
+        columns = f"""t.id, t."{t.key}" AS row_key, {known}
+            (t.status = 'pending' AND {self._due} AND {self._free}) AS claimable"""
+        # two index look-ups instead of one OR, which would scan the table
+        return f"""
+            SELECT {columns} FROM {source} JOIN {t.name} AS t ON t."{t.key}" = x.row_key WHERE x.row_key IS NOT NULL
+            UNION ALL
+            SELECT {columns} FROM {source} JOIN {t.name} AS t ON t.id = x.row_id WHERE x.row_id IS NOT NULL"""
+
+    def _claim_text(self, parameter: str, condition: str = "") -> str:
+        t, limits = self.table, self.limits
+        unheld = "AND lease_until IS NULL" if self._hold else ""
+        read = "".join(f', "{name}"' for name in t.read)
+        return f"""
+            UPDATE {t.name} AS t SET attempts = {self._used} + 1, claim_no = claim_no + 1,
+                lease_until = {later(self.dialect, str(limits.lease))}, queued_until = NULL,
+                doubts = doubts + CASE WHEN lease_until IS NULL THEN 0 ELSE 1 END, updated_at = {self._now}
+            WHERE id IN ({self._unlocked(parameter)}) AND status = 'pending' AND {self._due} AND {self._free} {unheld}
+                AND {self._used} < {limits.recovery.max_attempts} {condition}
+            RETURNING id, claim_no, attempts, "{t.key}" AS row_key{read}"""
+
+    def _unlocked(self, parameter: str) -> str:
+        """The ids of the parameter, less the rows that somebody has locked: a person's open transaction holds up its row
+        alone. What was passed over is still pending, and the relay brings it back."""
+        ids = recordset(self.dialect, parameter, "x", {"row_id": "bigint"})
+        if self.dialect == "sqlite":
+            return f"SELECT x.row_id FROM {ids}"
+        return f"SELECT l.id FROM {ids} JOIN {self.table.name} AS l ON l.id = x.row_id FOR UPDATE OF l SKIP LOCKED"
+
+    def _exhaust_text(self) -> str:
+        t = self.table
+        held = "lease_until IS NOT NULL" if self._hold else "false"
+        return f"""
+            UPDATE {t.name} AS t SET status = 'failed', held = ({held}),
+                "{t.error}" = CASE WHEN lease_until IS NOT NULL THEN '{UNKNOWN}'
+                    ELSE 'attempts used up; last error: ' || coalesce("{t.error}", 'none') END,
+                doubts = doubts + CASE WHEN lease_until IS NULL THEN 0 ELSE 1 END,
+                lease_until = NULL, queued_until = NULL, next_attempt_at = NULL, updated_at = {self._now}
+            WHERE id IN ({self._unlocked("$1")}) AND status = 'pending' AND {self._due} AND {self._free}
+                AND ({self._used} >= {self.limits.recovery.max_attempts} OR ({held}))
+            RETURNING id, claim_no, attempts, held, status, "{t.key}" AS row_key, "{t.error}" AS error"""
+
+    def _fail_text(self) -> str:
+        t, d = self.table, self.dialect
+        columns = {"row_id": "bigint", "fence": "bigint", "failure": "text", "waits": "json", "hold": "boolean", "doubt": "int"}
+        wait = item(d, "waits", f"{self._used} - 1")
+        final = f"(hold OR {wait} IS NULL)"
+        return f"""
+            UPDATE {t.name} AS t SET attempts = {self._used}, "{t.error}" = failure, held = hold,
+                status = CASE WHEN {final} THEN 'failed' ELSE 'pending' END,
+                next_attempt_at = CASE WHEN {final} THEN NULL ELSE {later(d, f"coalesce({wait}, 0)")} END,
+                doubts = doubts + doubt, lease_until = NULL, queued_until = NULL, updated_at = {self._now}
+            FROM {recordset(d, "$1", "x", columns)}
+            WHERE t.id = x.row_id AND claim_no = x.fence AND status = 'pending' AND lease_until IS NOT NULL
+            RETURNING id, claim_no, attempts, held, status, "{t.key}" AS row_key, "{t.error}" AS error"""
+
+    def _sent_text(self, parameter: str) -> str:
+        t = self.table
+        columns = {"row_id": "bigint"} | {f"new_{name}": kind for name, kind in t.stored.items()}
+        stored = "".join(f', "{name}" = coalesce(new_{name}, "{name}")' for name in t.stored)
+        times = "".join(f", {name} = {self._now}" for name in t.sent_times)
+        return f"""
+            UPDATE {t.name} AS t SET status = 'sent'{times}{stored}, "{t.error}" = NULL, held = false,
+                next_attempt_at = NULL, lease_until = NULL, queued_until = NULL, updated_at = {self._now}
+            FROM {recordset(self.dialect, parameter, "x", columns)}
+            WHERE t.id = x.row_id AND status IS DISTINCT FROM 'sent'"""
+
+    def _group_text(self) -> str:
+        """Outcomes, offsets and claims in one statement: one round trip, and a commit of its own."""
+        moved = "AND (SELECT count(*) FROM moved) = $4::bigint"
+        return f"""
+            WITH sent AS ({self._sent_text("$1")} RETURNING id),
+                moved AS ({offsets.advance_text(self.dialect, "$2")}),
+                claimed AS ({self._claim_text("$3", moved)})
+            SELECT (SELECT count(*) FROM sent) AS sent, (SELECT count(*) FROM moved) AS moved,
+                (SELECT json_agg(claimed)::text FROM claimed) AS claimed"""
+
+    def _reserve_text(self) -> str:
+        t, d = self.table, self.dialect
+        skip = "FOR UPDATE SKIP LOCKED" if d == "postgresql" else ""
+        return f"""
+            UPDATE {t.name} SET queued_until = {later(d, str(self.limits.visibility))}, updated_at = {self._now}
+            WHERE id IN (
+                SELECT id FROM {t.name} WHERE status = 'pending' AND queued_until IS NULL AND {self._due} AND {self._free}
+                ORDER BY coalesce(next_attempt_at, created_at), id LIMIT $1 {skip})
+            RETURNING {self._reserved()}"""
+
+    def _expired_text(self) -> str:
+        t = self.table
+        return f"""
+            SELECT id, "{t.key}" AS row_key FROM {t.name}
+            WHERE status = 'pending' AND queued_until <= {self._now} AND {self._due} AND {self._free}
+            ORDER BY random() LIMIT $1"""
+
+    def _repeat_text(self) -> str:
+        t, d = self.table, self.dialect
+        return f"""
+            UPDATE {t.name} AS t SET queued_until = {later(d, str(self.limits.visibility))}, updated_at = {self._now}
+            FROM {recordset(d, "$1", "x", {"row_id": "bigint"})}
+            WHERE t.id = x.row_id AND status = 'pending' AND queued_until <= {self._now} AND {self._due} AND {self._free}
+            RETURNING {self._reserved()}"""
+
+    def _reserved(self) -> str:
+        text = "queued_until::text" if self.dialect == "postgresql" else "queued_until"
+        return f'id, "{self.table.key}" AS row_key, attempts, claim_no, {text} AS queued_until'
+
+    def _release_text(self) -> str:
+        t, d = self.table, self.dialect
+        queued = "x.queued::timestamptz" if d == "postgresql" else "x.queued"
+        return f"""
+            UPDATE {t.name} AS t SET queued_until = NULL
+            FROM {recordset(d, "$1", "x", {"row_id": "bigint", "fence": "bigint", "queued": "text"})}
+            WHERE t.id = x.row_id AND claim_no = x.fence AND queued_until = {queued}"""
+
+    def _parsed(self, rows: Sequence[Row]) -> list[Row]:
+        """JSON columns come as text from SQLite and from plain queries, as objects out of a group: text becomes objects."""
+        kinds = self.table.insert
+        json_names = [name for name in self.table.read if kinds.get(name) == "json"]
+        return [{**row, **{n: orjson.loads(row[n]) for n in json_names if isinstance(row[n], str)}} for row in rows]
+
+
+def _failure(outcome: Outcome) -> dict[str, object]:
+    return {
+        "row_id": outcome.row_id,
+        "fence": outcome.claim_no,
+        "failure": outcome.error,
+        "waits": list(outcome.waits),
+        "hold": outcome.held,
+        "doubt": int(outcome.in_doubt),
+    }
+
+
+def _json(value: object) -> str:
+    return orjson.dumps(value).decode()
