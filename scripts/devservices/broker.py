@@ -55,7 +55,7 @@ class Broker:
         for name in ("ca.pem", "server.pem", "server.key"):
             shutil.copyfile(TLS / name, home / name)
         (home / "rabbitmq.conf").write_text(configuration(self._inside(home)))
-        (home / "enabled_plugins").write_text(f"[{','.join(PLUGINS)}].\n")
+        (home / "enabled_plugins").write_text(enabled_plugins())
         (home / "no-env.conf").write_text(
             "# stands in for /etc/rabbitmq/rabbitmq-env.conf, which belongs to another node\n"
         )
@@ -183,6 +183,11 @@ default_user_tags.administrator = true
 disk_free_limit.absolute = 200MB
 log.file.level = info
 """
+
+
+def enabled_plugins() -> str:
+    """The text of enabled_plugins, an Erlang term."""
+    return f"[{','.join(PLUGINS)}].\n"
 
 
 def _may_mount() -> bool:

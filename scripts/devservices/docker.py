@@ -64,6 +64,7 @@ class Broker(_Container):
         # Inside a container 127.0.0.1 is the container itself; compose.yaml publishes the ports on 127.0.0.1 only.
         text = broker.configuration("/etc/rabbitmq/tls", listen="0.0.0.0")  # noqa: S104
         (BASE / "docker/rabbitmq.conf").write_text(text)
+        (BASE / "docker/enabled_plugins").write_text(broker.enabled_plugins())
         super().install()
 
     def describe(self) -> list[str]:
