@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from sqlalchemy import BigInteger, Column, Index, String, Text
+from sqlalchemy.dialects.postgresql import INET
 from sqlmodel import Field
 
 from models.base import NEVER_REUSED, BigId, Table
@@ -32,7 +33,7 @@ class Audit(Table, table=True):
     old_values: str | None = Field(default=None, sa_column=Column(Text))
     new_values: str | None = Field(default=None, sa_column=Column(Text))
     url: str | None = Field(default=None, sa_column=Column(Text))
-    ip_address: str | None = Field(default=None, sa_column=Column(String(45)))
+    ip_address: str | None = Field(default=None, sa_column=Column(String(45).with_variant(INET(), "postgresql")))
     user_agent: str | None = Field(default=None, sa_column=Column(String(1023)))
     tags: str | None = Field(default=None, sa_column=Column(String(255)))
     created_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime(timezone=False)))

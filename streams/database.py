@@ -84,14 +84,14 @@ async def driver_connection(engine: AsyncEngine) -> AsyncIterator[Any]:
         connection = (await pooled.get_raw_connection()).driver_connection
         try:
             yield connection
-            if _in_transaction(connection):
-                raise RuntimeError("a transaction was left open; its writes are lost")
-            known = True
         except Exception as error:
             known = not is_away(error) and not _in_transaction(connection)
             if is_read_only(error):
                 _distrusted[engine.sync_engine] = time.monotonic()
             raise
+        known = not _in_transaction(connection)
+        if not known:
+            raise RuntimeError("a transaction was left open; its writes are lost")
     finally:
         await _outlive_cancellation(pooled, known)
 
