@@ -72,6 +72,11 @@ class PagedSubscription:
         await asyncio.wait([self._reading], timeout=CLOSE_SECONDS)
         self._drop()
 
+    @property
+    def is_open(self) -> bool:
+        """False after `close`."""
+        return not self._closed
+
     async def _read(self) -> None:
         async with self._turn:
             while not self._closed:

@@ -165,8 +165,9 @@ class MemoryLog:
         """Join the group; its members are active in the order in which they joined."""
         self._find(partition)
         turn = self._turns[group, partition.name]
-        self._subscriptions.append(PagedSubscription(partition, owner, turn, self._read_page))
-        return self._subscriptions[-1]
+        subscription = PagedSubscription(partition, owner, turn, self._read_page)
+        self._subscriptions = [*(other for other in self._subscriptions if other.is_open), subscription]
+        return subscription
 
     async def publisher(self, partition: Partition, name: str | None = None) -> Publisher:
         """A publisher whose calls are atomic."""

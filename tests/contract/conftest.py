@@ -15,7 +15,7 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     places: dict[str, Callable[[], Place]] = {
         "memory": MemoryPlace,
         "embedded": lambda: EmbeddedPlace(tmp_path),
-        "rabbitmq": RabbitPlace,
+        "rabbitmq": lambda: RabbitPlace(request.getfixturevalue("broker")),
     }
     chosen = places[request.param]()
     yield chosen

@@ -12,9 +12,8 @@ from uuid import uuid4
 from streams.log import Log, Partition, StreamSpec
 from streams.logs import open_log
 from streams.testing import MemoryLog
+from tests.conftest import Services
 
-RABBITMQ_URL = "rabbitmq-stream://afluente:afluente@127.0.0.1:35552/"
-MANAGEMENT_URL = "http://127.0.0.1:35673/api"
 MOST_PARTITIONS = 3
 """The largest super stream that the suite declares."""
 
@@ -91,8 +90,12 @@ class RabbitPlace(Place):
 
     read_ahead = 12_000
 
+    def __init__(self, broker: Services) -> None:
+        super().__init__()
+        self._broker = broker
+
     def _new_log(self) -> Log:
-        return open_log(RABBITMQ_URL)
+        return open_log(self._broker.log_url)
 
     async def second_member(self, first: Log) -> Log:
         """Another set of connections, as another process would have."""
@@ -102,20 +105,20 @@ class RabbitPlace(Place):
         """Close every log and delete the streams of this test."""
         await super().clear()
         for name in self._names:
-            await asyncio.to_thread(_delete_at_broker, name)
+            await asyncio.to_thread(self._delete_stream, name)
 
+    def _delete_stream(self, stream: str) -> None:
+        for name in (stream, *(f"{stream}-{index}" for index in range(MOST_PARTITIONS))):
+            self._delete(f"queues/%2F/{quote(name, safe='')}")
+        self._delete(f"exchanges/%2F/{quote(stream, safe='')}")
 
-def _delete_at_broker(stream: str) -> None:
-    for name in (stream, *(f"{stream}-{index}" for index in range(MOST_PARTITIONS))):
-        _delete(f"{MANAGEMENT_URL}/queues/%2F/{quote(name, safe='')}")
-    _delete(f"{MANAGEMENT_URL}/exchanges/%2F/{quote(stream, safe='')}")
-
-
-def _delete(url: str) -> None:
-    request = urllib.request.Request(url, method="DELETE")
-    request.add_header("Authorization", "Basic " + b64encode(b"afluente:afluente").decode())
-    try:
-        urllib.request.urlopen(request, timeout=10).close()
-    except urllib.error.HTTPError as error:
-        if error.code != 404:
-            raise
+    def _delete(self, what: str) -> None:
+        broker = self._broker
+        request = urllib.request.Request(f"http://{broker.host}:{broker.management_port}/api/{what}", method="DELETE")
+        credentials = b64encode(f"{broker.user}:{broker.password}".encode()).decode()
+        request.add_header("Authorization", f"Basic {credentials}")
+        try:
+            urllib.request.urlopen(request, timeout=10).close()
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
