@@ -60,7 +60,7 @@ class RowTable:
     """A table whose rows live by the protocol: where they are kept and which columns are the application's.
 
     `insert` maps the columns of a new row to PostgreSQL types; `read` is what a claim returns, `known` what
-    `RowProcessor.known` is shown; `stored` are the columns that an act may change together with `sent`; `sent_times` get the
+    `RowProcessor.known` is shown; `due` is the relay's order, by dialect, exactly as the index has it; `stored` are the columns that an act may change together with `sent`; `sent_times` get the
     time of sending.
     """
 
@@ -69,6 +69,7 @@ class RowTable:
     error: str
     insert: Mapping[str, str]
     read: tuple[str, ...]
+    due: Mapping[str, str]
     known: tuple[str, ...] = ()
     stored: Mapping[str, str] = field(default_factory=dict)
     sent_times: tuple[str, ...] = ("sent_at",)

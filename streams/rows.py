@@ -236,7 +236,7 @@ class Rows:
             UPDATE {t.name} SET queued_until = {later(d, str(self.limits.visibility))}, updated_at = {self._now}
             WHERE id IN (
                 SELECT id FROM {t.name} WHERE status = 'pending' AND queued_until IS NULL AND {self._due} AND {self._free}
-                ORDER BY coalesce(next_attempt_at, created_at), id LIMIT $1 {skip})
+                ORDER BY {t.due[d]} LIMIT $1 {skip})
             RETURNING {self._reserved()}"""
 
     def _expired_text(self) -> str:

@@ -145,6 +145,9 @@ class Runtime:
             await self._finish_all()
             for task in background:
                 task.cancel()
+        for assignment in self._assignments:
+            if assignment.subscription is not None:
+                await assignment.subscription.close()
 
     def _assign(self, partition: Any) -> Assignment:
         assignment = Assignment(
@@ -161,9 +164,6 @@ class Runtime:
         for assignment in self._assignments:
             async with assignment.turn:
                 await self._finish(assignment)
-        for assignment in self._assignments:
-            if assignment.subscription is not None:
-                await assignment.subscription.close()
 
     async def _finish(self, assignment: Assignment) -> None:
         """Wait until nothing of the assignment is in flight and its settled records are committed; forget the rest."""

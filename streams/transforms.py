@@ -78,23 +78,24 @@ class TransformRuntime:
                 background.append(tasks.create_task(self._feed(assignment)))
                 background.append(tasks.create_task(self._look(assignment)))
             await stop.wait()
-            await self._close()
+            await self._finish_turns()
             for task in background:
                 task.cancel()
+        for assignment in self._assignments:
+            if assignment.subscription is not None:
+                await assignment.subscription.close()
+        for publisher in self._publishers.values():
+            await publisher.close()
 
     async def _nothing_in_flight(self, assignment: Assignment) -> None:
         """A turn ends with its commit: whoever holds the turn's lock has nothing in flight."""
 
-    async def _close(self) -> None:
+    async def _finish_turns(self) -> None:
         self._stopping = True
         log.info("processor.stopping", processor=self.transform.name)
         for assignment in self._assignments:
             async with assignment.turn:
                 pass
-            if assignment.subscription is not None:
-                await assignment.subscription.close()
-        for publisher in self._publishers.values():
-            await publisher.close()
 
     async def _feed(self, assignment: Assignment) -> None:
         while True:
