@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from streams._paged import PAGE_BYTES, PAGE_RECORDS
 from streams.errors import LogError, LogRefused, StreamMissing
@@ -298,8 +298,8 @@ class LogFile:
     def _now_ms(self) -> int:
         return int(self._wall() * 1000)
 
-    def _one(self, text: str, *args: object) -> tuple[int, ...] | None:
-        row: tuple[int, ...] | None = self._connection.execute(text, args).fetchone()
+    def _one(self, text: str, *args: object) -> tuple[Any, ...] | None:
+        row: tuple[Any, ...] | None = self._connection.execute(text, args).fetchone()
         return row
 
     @contextmanager

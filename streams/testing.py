@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
+from typing import TypeVar, overload
 
 from streams._paged import PAGE_BYTES, PAGE_RECORDS, PagedSubscription
 from streams._publishing import check_call
@@ -52,6 +52,10 @@ class MovableClock:
         self._wall += timedelta(seconds=seconds)
 
 
+@overload
+async def eventually(assertion: Callable[[], Awaitable[T]], timeout: float = PATIENCE) -> T: ...
+@overload
+async def eventually(assertion: Callable[[], T], timeout: float = PATIENCE) -> T: ...
 async def eventually(assertion: Callable[[], T | Awaitable[T]], timeout: float = PATIENCE) -> T:
     """Call `assertion` until it raises no AssertionError, answer its result; after `timeout` seconds raise its last."""
     loop = asyncio.get_running_loop()
