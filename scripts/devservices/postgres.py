@@ -25,11 +25,12 @@ class Postgres:
         if (_DATA / "PG_VERSION").exists():
             self._refuse_other_release()
             return
+        initdb = self._command("initdb")  # first, because Debian's package also brings the user
         shutil.rmtree(_DATA, ignore_errors=True)
         _DATA.mkdir(parents=True)
         if os.geteuid() == 0:
             shutil.chown(_DATA, "postgres", "postgres")
-        command = [*self._command("initdb"), "-D", str(_DATA), "-U", "postgres", "-A", "trust", "-E", "UTF8"]
+        command = [*initdb, "-D", str(_DATA), "-U", "postgres", "-A", "trust", "-E", "UTF8"]
         done = subprocess.run(
             [*command, "--locale=C.UTF-8"], cwd="/", capture_output=True, text=True, env=_environment(), check=False
         )
