@@ -9,7 +9,7 @@ from pathlib import Path
 
 from scripts.devservices import debian
 from scripts.devservices.places import BASE, HOST, POSTGRES_PORT, die
-from scripts.devservices.process import Daemon, refuse_taken_ports
+from scripts.devservices.process import Daemon, refuse_taken_ports, start_time
 
 _SERVER = Daemon("postgresql", BASE / "postgres.pid", BASE / "postgres.out")
 _DATA = BASE / "pg"
@@ -43,6 +43,7 @@ class Postgres:
         if _SERVER.pid() is None:
             self.install()
             refuse_taken_ports("PostgreSQL", [POSTGRES_PORT])
+            _forget_killed_server()
             options = {
                 "port": POSTGRES_PORT,
                 "listen_addresses": HOST,
@@ -74,7 +75,18 @@ class Postgres:
 
     def answers(self) -> bool:
         """Whether it accepts sessions."""
-        check = [str(self._programs / "pg_isready"), "-q", "-h", HOST, "-p", str(POSTGRES_PORT), "-t", "2"]
+        check = [
+            str(self._programs / "pg_isready"),
+            "-q",
+            "-h",
+            HOST,
+            "-U",
+            "postgres",
+            "-p",
+            str(POSTGRES_PORT),
+            "-t",
+            "2",
+        ]
         return subprocess.run(check, env=_environment(), check=False).returncode == 0
 
     def describe(self) -> list[str]:
@@ -97,6 +109,13 @@ class Postgres:
         made_by, here = (_DATA / "PG_VERSION").read_text().strip(), self._programs.parent.name
         if made_by != here:
             die(f"the cluster in {_DATA} was made by PostgreSQL {made_by}, here is {here}; delete that folder")
+
+
+def _forget_killed_server() -> None:
+    # PostgreSQL takes a zombie for a living server, and where no init reaps it, it stays one.
+    lock = _DATA / "postmaster.pid"
+    if lock.exists() and start_time(int(lock.read_text().split()[0])) is None:
+        lock.unlink()
 
 
 def describe() -> list[str]:

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,7 @@ class Daemon:
                 command, env=environment, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
-        self.pid_file.write_text(f"{child.pid} {_start_time(child.pid)}\n")
+        self.pid_file.write_text(f"{child.pid} {start_time(child.pid)}\n")
 
     def pid(self) -> int | None:
         """The pid, if the very process that was started still runs (a pid alone may belong to a stranger by now)."""
@@ -36,7 +37,7 @@ class Daemon:
             pid, started = self.pid_file.read_text().split()
         except (FileNotFoundError, ValueError):
             return None
-        return int(pid) if _start_time(int(pid)) == started else None
+        return int(pid) if start_time(int(pid)) == started else None
 
     def stop(self, seconds: float = 25) -> None:
         """Ask it to end; after the time given, kill it."""
@@ -48,11 +49,14 @@ class Daemon:
         self.pid_file.unlink(missing_ok=True)
 
     def kill(self) -> None:
-        """End it and its children at once, as a power cut would."""
+        """End it and all that it started at once, as a power cut would."""
         pid = self.pid()
         if pid is not None:
-            os.killpg(pid, signal.SIGKILL)
-            if not becomes_true(lambda: self.pid() is None, 10):
+            family = [pid, *_descendants(pid)]
+            for member in family:
+                with suppress(ProcessLookupError):
+                    os.kill(member, signal.SIGKILL)
+            if not becomes_true(lambda: not any(map(start_time, family)), 10):
                 die(f"{self.name} (pid {pid}) does not die")
         self.pid_file.unlink(missing_ok=True)
 
@@ -96,10 +100,23 @@ def refuse_taken_ports(name: str, ports: Sequence[int]) -> None:
         )
 
 
-def _start_time(pid: int) -> str | None:
+def start_time(pid: int) -> str | None:
     """Clock ticks since boot at which the process started; None when it is gone or a zombie."""
+    state, fields = _stat(pid)
+    return None if state in "ZX" else fields[18]
+
+
+def _descendants(pid: int) -> list[int]:
+    """Children, their children and so on; some leave the session of their parent, so that a group would miss them."""
+    parents = {int(entry.name): int(_stat(int(entry.name))[1][0]) for entry in Path("/proc").glob("[0-9]*")}
+    children = [child for child, parent in parents.items() if parent == pid]
+    return children + [descendant for child in children for descendant in _descendants(child)]
+
+
+def _stat(pid: int) -> tuple[str, list[str]]:
+    """State and further fields of proc_pid_stat(5), from the parent's pid on; state X for a process that is gone."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if state == "Z" else fields[18]
+        return "X", ["0"] * 19
+    return state, fields
