@@ -101,7 +101,7 @@ class LogFile:
     # ---- streams
 
     def declare(self, spec: StreamSpec) -> None:
-        """Create the stream, or note its present retention."""
+        """Create the stream, or note its present retention. It has no segments: records are dropped one by one."""
         with self._transaction():
             known = self._one("SELECT partitions FROM streams WHERE name = ?", spec.name)
             if known is None:
@@ -128,12 +128,12 @@ class LogFile:
         """The exact bounds, both of the same moment."""
         with self._errors():
             row = self._find(partition)
-            found = self._one(
+            first, next_ = self._connection.execute(
                 f"SELECT coalesce((SELECT min(offset) FROM {_table(row)}), next_offset), next_offset"  # noqa: S608
                 " FROM partitions WHERE id = ?",
-                row.id,
-            )
-        return Bounds(*found) if found else Bounds(0, 0)
+                (row.id,),
+            ).fetchone()
+        return Bounds(first, next_)
 
     # ---- records
 
