@@ -1,0 +1,1 @@
+"""`recipients` -> SMTP: one mail per registration, deduplicated on `email_dispatches`."""
