@@ -34,7 +34,7 @@ _MAX_INDEX = 2**31 - 1  # the tables count in 32 bits
 
 def publisher_name(source_stream: str, partition: int, epoch: int) -> str:
     """The name to publish under: a replay raises the epoch, so that what it publishes is not dropped as a repeat."""
-    return f"split-{source_stream}-{partition}-e{epoch}-v{SPLIT_VERSION}"
+    return f"splitter/{source_stream}/{partition}/e{epoch}/v{SPLIT_VERSION}"
 
 
 class Outgoing(NamedTuple):
