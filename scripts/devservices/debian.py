@@ -21,9 +21,9 @@ def broker_root() -> Path:
     """The root folder in which RabbitMQ 4 is installed: "/" or a Debian 13 of our own; installs what is missing."""
     if _major(_installed_version("rabbitmq-server")) >= 4:
         return Path("/")
-    if (TRIXIE / "usr/lib/rabbitmq/bin/rabbitmq-server").exists():
-        return TRIXIE
     _need_root("RabbitMQ 4")
+    if TRIXIE.exists():
+        return TRIXIE
     _update()
     if _major(_candidate_version("rabbitmq-server")) >= 4:
         install("rabbitmq-server")
@@ -122,7 +122,7 @@ def _services_stay_down() -> Iterator[None]:
 def _need_root(what: str) -> None:
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         die(
-            f"{what} is missing. Run this once as root on Debian 12 or 13, or install it yourself (RabbitMQ 4 or "
+            f"{what} is missing. Run this as root on Debian 12 or 13, or install it yourself (RabbitMQ 4 or "
             "later, PostgreSQL 15 or later), or use a Docker engine: AFLUENTE_DOCKER=1"
         )
 
