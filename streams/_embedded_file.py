@@ -135,6 +135,16 @@ class LogFile:
             ).fetchone()
         return Bounds(first, next_)
 
+    def written_at(self, partition: Partition, offset: int) -> int | None:
+        """The time of the first record at or after `offset`, in ms since 1970."""
+        with self._errors():
+            found = self._one(
+                f"SELECT timestamp_ms FROM {_table(self._find(partition))}"  # noqa: S608
+                " WHERE offset >= ? ORDER BY offset LIMIT 1",
+                offset,
+            )
+        return int(found[0]) if found else None
+
     # ---- records
 
     def page(self, partition: Partition, position: int) -> list[Record]:

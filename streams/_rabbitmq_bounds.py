@@ -16,7 +16,7 @@ from streams.errors import LogError
 from streams.log import Bounds
 
 SUBSCRIPTION_ID = 1
-LAST_CHUNK_TIMEOUT = 5.0
+CHUNK_TIMEOUT = 5.0
 
 
 class _StreamStatsKey:
@@ -76,10 +76,18 @@ class BoundsReader:
             known_chunk, end = self._ends.get(stream, (-1, 0))
             # A stream made anew may have the same last chunk id, above all 0: its only chunk is always read.
             if known_chunk != last_chunk or first == last_chunk:
-                chunk = await self._last_chunk(stream)
+                chunk = await self._chunk(stream, schema.OffsetSpec.from_params(OffsetType.LAST, None))
                 end = max(chunk.chunk_first_offset + chunk.num_records, last_chunk + 1)
                 self._ends[stream] = (last_chunk, end)
             return Bounds(first, end)
+
+    async def written_at(self, stream: str, offset: int) -> int | None:
+        """The time in ms since 1970 of the chunk with the first record at or after `offset`; None if there is none."""
+        if offset >= (await self.bounds(stream)).next:
+            return None  # the broker would send nothing until there is one
+        async with self._turn:
+            chunk = await self._chunk(stream, schema.OffsetSpec.from_params(OffsetType.OFFSET, offset))
+        return chunk.timestamp
 
     async def _stats(self, stream: str) -> tuple[int, int]:
         client = self.connection.client
@@ -90,14 +98,13 @@ class BoundsReader:
         stats = {statistic.key: statistic.value for statistic in response.stats}
         return stats["first_chunk_id"], stats["last_chunk_id"]
 
-    async def _last_chunk(self, stream: str) -> schema.Deliver:
+    async def _chunk(self, stream: str, where: schema.OffsetSpec) -> schema.Deliver:
         arrived: asyncio.Future[schema.Deliver] = asyncio.get_running_loop().create_future()
         client, ask = self.connection.client, self.connection.ask
-        doing = f"reading the last chunk of {stream}"
+        doing = f"reading a chunk of {stream}"
         client._frames[SUBSCRIPTION_ID] = Inbox(lambda chunk: None if arrived.done() else arrived.set_result(chunk))
         client.add_handler(schema.Deliver, _never_called, name=str(SUBSCRIPTION_ID))
-        last = schema.OffsetSpec.from_params(OffsetType.LAST, None)
-        await ask(client.subscribe(stream, SUBSCRIPTION_ID, last, initial_credit=1), doing)
+        await ask(client.subscribe(stream, SUBSCRIPTION_ID, where, initial_credit=1), doing)
         try:
             return await ask(_within(arrived), doing)
         finally:
@@ -108,15 +115,15 @@ class BoundsReader:
         try:
             await self.connection.ask(self.connection.client.unsubscribe(SUBSCRIPTION_ID), doing)
         except BaseException:
-            self.connection.drop("the last chunk's subscription is stuck")
+            self.connection.drop("the subscription for one chunk is stuck")
             raise
 
 
 async def _within(arrived: "asyncio.Future[schema.Deliver]") -> schema.Deliver:
     try:
-        return await asyncio.wait_for(arrived, LAST_CHUNK_TIMEOUT)
+        return await asyncio.wait_for(arrived, CHUNK_TIMEOUT)
     except TimeoutError:
-        raise LogError(f"the last chunk did not come within {LAST_CHUNK_TIMEOUT:g} s") from None
+        raise LogError(f"the chunk did not come within {CHUNK_TIMEOUT:g} s") from None
 
 
 def _never_called(_: Any) -> None:

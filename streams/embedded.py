@@ -86,6 +86,10 @@ class EmbeddedLog:
         """Exact bounds, at the time of asking."""
         return await self._reader.run(lambda file: file.bounds(partition))
 
+    async def written_at(self, partition: Partition, offset: int) -> int | None:
+        """When the first record at or after `offset` was written, in ms since 1970; None if there is none."""
+        return await self._reader.run(lambda file: file.written_at(partition, offset))
+
     async def subscribe(self, partition: Partition, group: str, owner: Owner) -> PagedSubscription:
         """Join the group. Members are active in the order in which they joined, each until it closes.
 

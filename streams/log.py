@@ -126,6 +126,10 @@ class Log(Protocol):
         """Exact bounds, at the time of asking."""
         ...
 
+    async def written_at(self, partition: Partition, offset: int) -> int | None:
+        """When the first record at or after `offset` was written, in ms since 1970 (of its chunk); None if there is none."""
+        ...
+
     async def subscribe(self, partition: Partition, group: str, owner: Owner) -> Subscription:
         """Join the group on this partition. Reconnects by itself; each time the owner is activated anew."""
         ...

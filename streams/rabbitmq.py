@@ -122,6 +122,15 @@ class RabbitLog:
             reader.connection.drop("could not answer")
             raise
 
+    async def written_at(self, partition: Partition, offset: int) -> int | None:
+        """See `streams.log.Log`."""
+        reader = await self._admin()
+        try:
+            return await reader.written_at(partition.name, offset)
+        except LogError:
+            reader.connection.drop("could not answer")
+            raise
+
     async def subscribe(self, partition: Partition, group: str, owner: Owner) -> RabbitSubscription:
         """See `streams.log.Log`; StreamMissing if there is no such partition."""
         subscription = RabbitSubscription(self._connect, partition, group, owner)

@@ -165,6 +165,11 @@ class MemoryLog:
         stored = self._find(partition)
         return Bounds(stored.first, stored.next)
 
+    async def written_at(self, partition: Partition, offset: int) -> int | None:
+        """When the first record at or after `offset` was written."""
+        records = self._find(partition).records
+        return next((record.timestamp_ms for record in records if record.offset >= offset), None)
+
     async def subscribe(self, partition: Partition, group: str, owner: Owner) -> PagedSubscription:
         """Join the group; its members are active in the order in which they joined."""
         self._find(partition)

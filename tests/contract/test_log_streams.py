@@ -4,7 +4,7 @@ import pytest
 
 from streams.errors import LogRefused, StreamMissing
 from streams.log import Log, Partition, StreamSpec
-from tests.contract.moves import numbered, publish, stored
+from tests.contract.moves import numbered, publish, read, stored
 from tests.contract.places import Place
 
 
@@ -73,3 +73,16 @@ async def test_missing_stream_is_refused(log: Log, place: Place) -> None:
         await log.bounds(missing)
     with pytest.raises(StreamMissing, match=name):
         await (await log.publisher(missing)).publish([b"lost"])
+
+
+async def test_age_of_what_is_unread_is_that_of_its_first_record(log: Log, place: Place) -> None:
+    """Lag in seconds is asked from any process, without becoming a reader."""
+    (partition,) = await place.new_stream(log)
+    assert await log.written_at(partition, 0) is None
+    await publish(log, partition, numbered(3))
+    await publish(log, partition, numbered(3))
+    first, *_, last = await read(log, partition, 6)
+
+    assert await log.written_at(partition, first.offset) == first.timestamp_ms
+    assert await log.written_at(partition, last.offset) == last.timestamp_ms
+    assert await log.written_at(partition, last.offset + 1) is None
