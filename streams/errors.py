@@ -78,5 +78,9 @@ class DatabaseAway(StreamsError):
     """The database did not answer, or answered that it cannot be written, for longer than allowed."""
 
 
+class NotMigrated(StreamsError):
+    """The database has not the tables that this release needs."""
+
+
 class BadSettings(StreamsError):
     """Settings that contradict one another; the text names them and the inequality they break."""

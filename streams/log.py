@@ -127,7 +127,7 @@ class Log(Protocol):
         ...
 
     async def written_at(self, partition: Partition, offset: int) -> int | None:
-        """When the first record at or after `offset` was written, in ms since 1970 (of its chunk); None if there is none."""
+        """When the first record at or after `offset` was written (ms since 1970, of its chunk); None if there is none."""
         ...
 
     async def subscribe(self, partition: Partition, group: str, owner: Owner) -> Subscription:
