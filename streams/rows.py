@@ -18,6 +18,10 @@ from streams.sql import Dialect, Row, Sql, greatest, item, later, now, recordset
 
 UNKNOWN = "the process or its connection died after the mail may have been accepted: outcome unknown"
 
+PENDING = "coalesce(status, '') = 'pending'"
+"""For statements that know their ids. Not `status = 'pending'`: before the table was analysed, PostgreSQL took the index of
+pending rows for the narrower one and looked through all of them in every commit."""
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -110,7 +114,12 @@ class Rows:
         await sql.fetch(self._sent, _json([{"row_id": outcome.row_id, **outcome.stored}]))
 
     async def _record_at_once(
-        self, sql: Sql, failed: list[Row], sent: list[dict[str, Any]], advances: Sequence[offsets.Advance], claims: Sequence[int]
+        self,
+        sql: Sql,
+        failed: list[Row],
+        sent: list[dict[str, Any]],
+        advances: Sequence[offsets.Advance],
+        claims: Sequence[int],
     ) -> Recorded:
         moves = [advance._asdict() for advance in advances]
         ids = [{"row_id": i} for i in claims]
@@ -169,17 +178,18 @@ class Rows:
             UPDATE {t.name} AS t SET attempts = {self._used} + 1, claim_no = claim_no + 1,
                 lease_until = {later(self.dialect, str(limits.lease))}, queued_until = NULL,
                 doubts = doubts + CASE WHEN lease_until IS NULL THEN 0 ELSE 1 END, updated_at = {self._now}
-            WHERE id IN ({self._unlocked(parameter)}) AND status = 'pending' AND {self._due} AND {self._free} {unheld}
+            WHERE {self._unlocked(parameter)} AND {PENDING} AND {self._due} AND {self._free} {unheld}
                 AND {self._used} < {limits.recovery.max_attempts} {condition}
             RETURNING id, claim_no, attempts, "{t.key}" AS row_key{read}"""
 
     def _unlocked(self, parameter: str) -> str:
-        """The ids of the parameter, less the rows that somebody has locked: a person's open transaction holds up its row
-        alone. What was passed over is still pending, and the relay brings it back."""
+        """The rows of the parameter, less those that somebody has locked: a person's open transaction holds up its row alone.
+        What was passed over is still pending, and the relay brings it back. An array, so that the ids always lead the plan."""
         ids = recordset(self.dialect, parameter, "x", {"row_id": "bigint"})
         if self.dialect == "sqlite":
-            return f"SELECT x.row_id FROM {ids}"
-        return f"SELECT l.id FROM {ids} JOIN {self.table.name} AS l ON l.id = x.row_id FOR UPDATE OF l SKIP LOCKED"
+            return f"id IN (SELECT x.row_id FROM {ids})"
+        locked = f"SELECT l.id FROM {ids} JOIN {self.table.name} AS l ON l.id = x.row_id FOR UPDATE OF l SKIP LOCKED"
+        return f"id = ANY(ARRAY({locked}))"
 
     def _exhaust_text(self) -> str:
         t = self.table
@@ -190,13 +200,20 @@ class Rows:
                     ELSE 'attempts used up; last error: ' || coalesce("{t.error}", 'none') END,
                 doubts = doubts + CASE WHEN lease_until IS NULL THEN 0 ELSE 1 END,
                 lease_until = NULL, queued_until = NULL, next_attempt_at = NULL, updated_at = {self._now}
-            WHERE id IN ({self._unlocked("$1")}) AND status = 'pending' AND {self._due} AND {self._free}
+            WHERE {self._unlocked("$1")} AND {PENDING} AND {self._due} AND {self._free}
                 AND ({self._used} >= {self.limits.recovery.max_attempts} OR ({held}))
             RETURNING id, claim_no, attempts, held, status, "{t.key}" AS row_key, "{t.error}" AS error"""
 
     def _fail_text(self) -> str:
         t, d = self.table, self.dialect
-        columns = {"row_id": "bigint", "fence": "bigint", "failure": "text", "waits": "json", "hold": "boolean", "doubt": "int"}
+        columns = {
+            "row_id": "bigint",
+            "fence": "bigint",
+            "failure": "text",
+            "waits": "json",
+            "hold": "boolean",
+            "doubt": "int",
+        }
         wait = item(d, "waits", f"{self._used} - 1")
         final = f"(hold OR {wait} IS NULL)"
         return f"""
@@ -205,7 +222,7 @@ class Rows:
                 next_attempt_at = CASE WHEN {final} THEN NULL ELSE {later(d, f"coalesce({wait}, 0)")} END,
                 doubts = doubts + doubt, lease_until = NULL, queued_until = NULL, updated_at = {self._now}
             FROM {recordset(d, "$1", "x", columns)}
-            WHERE t.id = x.row_id AND claim_no = x.fence AND status = 'pending' AND lease_until IS NOT NULL
+            WHERE t.id = x.row_id AND claim_no = x.fence AND {PENDING} AND lease_until IS NOT NULL
             RETURNING id, claim_no, attempts, held, status, "{t.key}" AS row_key, "{t.error}" AS error"""
 
     def _sent_text(self, parameter: str) -> str:
@@ -251,7 +268,7 @@ class Rows:
         return f"""
             UPDATE {t.name} AS t SET queued_until = {later(d, str(self.limits.visibility))}, updated_at = {self._now}
             FROM {recordset(d, "$1", "x", {"row_id": "bigint"})}
-            WHERE t.id = x.row_id AND status = 'pending' AND queued_until <= {self._now} AND {self._due} AND {self._free}
+            WHERE t.id = x.row_id AND {PENDING} AND queued_until <= {self._now} AND {self._due} AND {self._free}
             RETURNING {self._reserved()}"""
 
     def _reserved(self) -> str:
