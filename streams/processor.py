@@ -169,7 +169,6 @@ class Transformed:
     """What one record becomes: per target partition the (publishing id, encoded message) in rising order."""
 
     outgoing: Sequence[Sequence[tuple[int, bytes]]]
-    dead: Sequence[DeadLetter] = ()
     facts: Any = None
     """Whatever `Transform.record` needs to count it."""
 
@@ -191,6 +190,6 @@ class Transform(Protocol):
 
     async def record(
         self, sql: Sql, records: Sequence[Record], partition: Partition, results: Sequence[Transformed]
-    ) -> None:
-        """Count the results of these records, in the transaction that moves the offset."""
+    ) -> Sequence[DeadLetter]:
+        """Count the results of these records, in the transaction that moves the offset; return what is to be laid to rest."""
         ...

@@ -9,7 +9,6 @@ it has under the same name. The name carries the epoch, so a deliberate replay i
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -184,10 +183,10 @@ class TransformRuntime:
             async with sql.transaction():
                 if move is not None and not await offsets.advance(sql, [move[0]]):
                     raise _Fenced
-                await self.transform.record(
+                letters = await self.transform.record(
                     sql, [r.record for r in done], assignment.partition, [r.transformed for r in done if r.transformed]
                 )
-                await lay(sql, [letter for r in results for letter in _letters(r)])
+                await lay(sql, [*letters, *(r.dead for r in results if r.dead is not None)])
                 await assignment.begun(sql)
 
         try:
@@ -221,9 +220,3 @@ class TransformRuntime:
             self._metrics.lag(self.transform.name, assignment)
             if assignment.fenced and assignment.subscription is not None and not self._stopping:
                 await assignment.subscription.restart()
-
-
-def _letters(result: _Result) -> list[Any]:
-    if result.dead is not None:
-        return [result.dead]
-    return list(result.transformed.dead) if result.transformed is not None else []
