@@ -99,8 +99,8 @@ def expand_sqlite() -> None:
         for name in ("to", "subject", "mailable_type"):
             table.alter_column(name, type_=sa.Text(), existing_nullable=False)
         table.alter_column("dispatched_at", existing_type=sa.DateTime(), nullable=True)
-        table.create_check_constraint("ck_email_dispatches_status", STATUS)
-        table.create_check_constraint("ck_email_dispatches_pending_never_sent_nor_held", NEVER_RESENT)
+        table.create_check_constraint(op.f("ck_email_dispatches_status"), STATUS)
+        table.create_check_constraint(op.f("ck_email_dispatches_pending_never_sent_nor_held"), NEVER_RESENT)
     op.execute("CREATE UNIQUE INDEX uq_email_dispatches_idempotency_key ON email_dispatches (idempotency_key)")
     op.execute("CREATE INDEX ix_email_dispatches_batch_id ON email_dispatches (batch_id)")
     op.execute("CREATE INDEX ix_email_dispatches_status ON email_dispatches (status)")
@@ -188,8 +188,8 @@ def contract_sqlite() -> None:
         op.execute(f"DROP INDEX ix_email_dispatches_{name}")
     op.execute("DROP INDEX uq_email_dispatches_idempotency_key")
     with copy_of_table() as table:
-        table.drop_constraint("ck_email_dispatches_pending_never_sent_nor_held", type_="check")
-        table.drop_constraint("ck_email_dispatches_status", type_="check")
+        table.drop_constraint(op.f("ck_email_dispatches_pending_never_sent_nor_held"), type_="check")
+        table.drop_constraint(op.f("ck_email_dispatches_status"), type_="check")
         for name in COLUMNS:
             table.drop_column(name)
         table.alter_column("dispatched_at", existing_type=sa.DateTime(), nullable=False)
