@@ -20,8 +20,8 @@ STRIDE = MAX_ITEMS
 
 SPLIT_VERSION = 1
 """Part of the publisher's name. Raise it with ANY change that makes the same record give other messages, or the same
-messages on other partitions: validation, idempotency key, routing, number of partitions, STRIDE, body or properties.
-Otherwise the log drops the new messages under ids it has seen, and confirms them. In doubt raise it: under a new name
+messages on other partitions: validation (also by a new release of email-validator or idna), idempotency key, routing,
+number of partitions, STRIDE, body or properties. Otherwise the log drops the new messages under ids it has seen, and confirms them. In doubt raise it: under a new name
 everything is published again, and duplicates die on their key; what was dropped does not come back."""
 
 ITEMS_PER_STEP = 500

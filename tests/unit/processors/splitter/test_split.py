@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from models.registration import MAILABLE, Registration, parse_registration
 from models.slices import batch_id, slice_import
-from processors.splitter import (
+from processors.splitter.split import (
     ITEMS_PER_STEP,
     SPLIT_VERSION,
     STRIDE,
