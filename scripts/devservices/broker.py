@@ -160,7 +160,10 @@ def describe() -> list[str]:
 
 
 def configuration(certificates: str, listen: str = HOST) -> str:
-    """The text of rabbitmq.conf; `certificates` is their folder as the node sees it."""
+    """The text of rabbitmq.conf; `certificates` is their folder as the node sees it.
+
+    Memory is asked of Erlang and has a fixed limit, because a node that may not mount has no /proc to read it from.
+    """
     return f"""\
 listeners.tcp.1 = {listen}:{AMQP_PORT}
 stream.listeners.tcp.1 = {listen}:{STREAM_PORT}
@@ -181,6 +184,8 @@ default_user = {USER}
 default_pass = {PASSWORD}
 default_user_tags.administrator = true
 disk_free_limit.absolute = 200MB
+vm_memory_calculation_strategy = allocated
+vm_memory_high_watermark.absolute = 1GB
 log.file.level = info
 """
 
