@@ -1,7 +1,7 @@
 """asyncpg against psycopg 3 on the two statements that decide: insert 500 rows or ignore them, record 8 outcomes.
 
     python -m pip install asyncpg "psycopg[binary]" uvloop
-    python bench/db_drivers.py postgresql://postgres@127.0.0.1:35432/postgres
+    python bench/db_drivers.py postgresql://postgres@127.0.0.1:28432/postgres
 
 psycopg is no dependency of the project: use a virtual environment of its own. Rows travel as one JSON parameter. The
 drivers take turns (A B A B ...) in one process, on uvloop as in the product. Figures are the median and the range of

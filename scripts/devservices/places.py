@@ -7,14 +7,15 @@ from typing import NoReturn
 BASE = Path(os.environ.get("AFLUENTE_SERVICES", "/var/tmp/afluente")).absolute()  # noqa: S108 - a folder of its own
 HOST = "127.0.0.1"
 
-AMQP_PORT = 35672
-STREAM_PORT = 35552
-STREAM_TLS_PORT = 35551
-MANAGEMENT_PORT = 35673
-PROMETHEUS_PORT = 35692
-DIST_PORT = 35711
-EPMD_PORT = 34369
-POSTGRES_PORT = 35432
+# Below 32768: above, any outgoing connection of the machine may hold a port while a test has its service stopped.
+AMQP_PORT = 28672
+STREAM_PORT = 28552
+STREAM_TLS_PORT = 28551
+MANAGEMENT_PORT = 28673
+PROMETHEUS_PORT = 28692
+DIST_PORT = 28711
+EPMD_PORT = 28369
+POSTGRES_PORT = 28432
 
 USER = PASSWORD = "afluente"  # noqa: S105 - for a broker that only this machine reaches
 
