@@ -52,7 +52,9 @@ LogUrl = Annotated[SecretStr, AfterValidator(_one_of(LOG_SCHEMES))]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
 # What ends up in a mail header or an SMTP command: a line break in it would begin a header of somebody else's choice.
 Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=500)]
-Address = Annotated[str, StringConstraints(pattern=r"^[!-?A-~]+@[A-Za-z0-9][A-Za-z0-9.-]*$", max_length=254)]
+Address = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9_.!#$%&'*+/=?^`{|}~-]+@[A-Za-z0-9][A-Za-z0-9.-]*$", max_length=254)
+]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[tuple[PositiveFloat, ...], NoDecode, BeforeValidator(_numbers), Field(min_length=1)]
 
