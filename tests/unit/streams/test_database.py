@@ -184,3 +184,15 @@ def test_the_database_is_away_when_trying_again_may_help(error: BaseException) -
 def test_the_database_is_not_away_when_the_mistake_is_ours(error: BaseException) -> None:
     """The same statement would fail again."""
     assert not is_away(error)
+
+
+async def test_driver_commits_each_statement_when_a_reader_had_asked_for_autocommit(engine: AsyncEngine) -> None:
+    """A level that somebody asked for ends with his use of the connection: the driver must not open transactions."""
+    async with engine.connect() as connection:
+        await connection.execution_options(isolation_level="AUTOCOMMIT")
+        await connection.execute(text("SELECT n FROM numbers"))
+
+    async with driver_connection(engine) as driver:
+        await driver.execute("INSERT INTO numbers VALUES (1)")
+
+    assert await numbers(engine) == [1]
