@@ -21,8 +21,9 @@ STRIDE = MAX_ITEMS
 SPLIT_VERSION = 1
 """Part of the publisher's name. Raise it with ANY change that makes the same record give other messages, or the same
 messages on other partitions: validation (also by a new release of email-validator or idna), idempotency key, routing,
-number of partitions, STRIDE, body or properties. Otherwise the log drops the new messages under ids it has seen, and confirms them. In doubt raise it: under a new name
-everything is published again, and duplicates die on their key; what was dropped does not come back."""
+number of partitions, STRIDE, body or properties. Otherwise the log drops the new messages under ids it has seen, and
+confirms them. In doubt raise it: under a new name everything is published again, and duplicates die on their key; what
+was dropped does not come back."""
 
 ITEMS_PER_STEP = 500
 """So many take 4 ms or so, a time for which everything else of the process may wait."""
