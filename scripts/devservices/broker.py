@@ -203,7 +203,7 @@ def _stream_answers() -> bool:
     """Exchange one PeerProperties frame (key 17, version 1) of the stream protocol."""
     body = struct.pack(">HHII", 17, 1, 1, 0)
     try:
-        with socket.create_connection((HOST, STREAM_PORT), timeout=2, source_address=("127.0.0.2", 0)) as connection:
+        with socket.create_connection((HOST, STREAM_PORT), timeout=2) as connection:
             connection.sendall(struct.pack(">I", len(body)) + body)
             return connection.recv(6)[4:] == struct.pack(">H", 0x8011)
     except OSError:
