@@ -25,8 +25,8 @@ _AT = re.compile(r"@|\uff20|%40")
 # (bounce+ana=example.com@example.org), the colon does not, so that `to:ana@example.com` keeps its `to:`.
 _WORDS = re.compile(
     r"""(?P<credentials>://[^\s"<>]*(?:@|%40))"""
-    r"""|(?P<quoted>"[^"\n]{1,200}"(?:@|\uff20)[^\s<>()\[\]{}",;:]+)"""
-    r"""|[^\s<>()\[\]{}",;:]+"""
+    r"""|(?P<quoted>"[^"\n]{1,200}"(?:@|\uff20)[^\s<>()\[\]",;:]+)"""
+    r"""|[^\s<>()\[\]",;:]+"""
 )
 _SECRETS = re.compile(
     r"""(?P<scheme>\b(?:bearer|basic|auth[ ]plain|auth[ ]login)\s+)[^\s"',;]{6,}"""
