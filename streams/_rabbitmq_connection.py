@@ -10,9 +10,7 @@ load balancer or proxy; a node that cannot serve a stream refuses, and the next 
 import asyncio
 import logging
 import random
-import socket
 import ssl
-import struct
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -128,7 +126,6 @@ class Connection:
         doing = f"connecting to {address}"
         try:
             await client.start()
-            _refuse_itself(client)
             connection._watch_reader()
             await connection.ask(client.authenticate(address.vhost, address.username, address.password), doing)
             connection._watchdog = asyncio.create_task(connection._watch_heartbeats(), name=f"watchdog {label}")
@@ -229,13 +226,3 @@ class Connection:
 
 def _ignore(_: object) -> None:
     """What rstream calls when a connection closes; with none it logs a traceback. The reader's end tells us more."""
-
-
-def _refuse_itself(client: Client) -> None:
-    """On one machine with a broker that is down, the kernel may give us the very port we ask for: we would meet
-    ourselves, and keep the broker from its port for a minute beyond. So the connection is reset.
-    """
-    writer = client._conn._writer if client._conn is not None else None
-    if writer is not None and writer.get_extra_info("sockname") == writer.get_extra_info("peername"):
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        raise ConnectionRefusedError("nobody listens")

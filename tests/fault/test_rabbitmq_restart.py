@@ -40,8 +40,7 @@ async def test_everything_is_published_and_read_once_when_the_broker_restarts(ra
     await asyncio.to_thread(rabbit.services.do, how)
     if how == "kill-broker":
         await asyncio.to_thread(rabbit.services.do, "start-broker")
-    publishing_more = asyncio.create_task(asyncio.wait_for(publishing, 90))
-    await publishing_more
+    await asyncio.wait_for(publishing, 90)
     await eventually(lambda: are_done(20_000), timeout=60)
     reading.cancel()
 
