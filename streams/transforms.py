@@ -60,7 +60,8 @@ class TransformRuntime:
         self._database = Database(engine, limits.database_away)
         self._assignments: list[Assignment] = []
         self._targets: list[Partition] = []
-        self._publishers: dict[tuple[int, str], Publisher] = {}
+        self._publishers: dict[tuple[int, int], tuple[str, Publisher]] = {}
+        """By source and target partition: the publisher and its name."""
         self._stopping = False
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -83,7 +84,7 @@ class TransformRuntime:
         for assignment in self._assignments:
             if assignment.subscription is not None:
                 await assignment.subscription.close()
-        for publisher in self._publishers.values():
+        for _, publisher in self._publishers.values():
             await publisher.close()
 
     async def _nothing_in_flight(self, assignment: Assignment) -> None:
@@ -151,26 +152,28 @@ class TransformRuntime:
 
     async def _publish(self, assignment: Assignment, results: Sequence[_Result]) -> None:
         """To each target partition in the order of the ids, and wait for every confirm."""
-        name = self.transform.publisher_name(assignment.partition.index, self._epoch(assignment))
         async with asyncio.TaskGroup() as tasks:
             for index in range(len(self._targets)):
                 outgoing = [pair for r in results if r.transformed for pair in r.transformed.outgoing[index]]
                 if outgoing:
-                    tasks.create_task(self._publish_to(index, name, outgoing))
+                    tasks.create_task(self._publish_to(assignment, index, outgoing))
 
-    async def _publish_to(self, index: int, name: str, outgoing: Sequence[tuple[int, bytes]]) -> None:
-        publisher = self._publishers.get((index, name))
-        if publisher is None:
-            await self._forget_other_names(index, name)
-            publisher = await self._log.publisher(self._targets[index], name)
-            self._publishers[index, name] = publisher
+    async def _publish_to(self, assignment: Assignment, index: int, outgoing: Sequence[tuple[int, bytes]]) -> None:
+        publisher = await self._publisher(assignment, index)
         await publisher.publish([data for _, data in outgoing], [publishing_id for publishing_id, _ in outgoing])
 
-    async def _forget_other_names(self, index: int, name: str) -> None:
-        """A replay publishes under a new name; connections of the old epoch are let go."""
-        prefix = name.rsplit("/", 2)[0]
-        for key in [k for k in self._publishers if k[0] == index and k[1] != name and k[1].startswith(prefix)]:
-            await self._publishers.pop(key).close()
+    async def _publisher(self, assignment: Assignment, index: int) -> Publisher:
+        """The publisher to one target partition. A replay publishes under a new name; that of the old epoch is let go."""
+        source = assignment.partition.index
+        name = self.transform.publisher_name(source, self._epoch(assignment))
+        known = self._publishers.pop((source, index), None)
+        if known is not None and known[0] != name:
+            await known[1].close()
+            known = None
+        if known is None:
+            known = (name, await self._log.publisher(self._targets[index], name))
+        self._publishers[source, index] = known
+        return known[1]
 
     async def _record(self, assignment: Assignment, results: Sequence[_Result]) -> None:
         """Count, lay the dead to rest and advance; all of it is rolled back when the offset is not where we left it."""
