@@ -27,7 +27,7 @@ class Session:
         self._sink = sink
         self._reader = reader
         self._writer = writer
-        self._buffer = b""
+        self._buffer = bytearray()
         self._secure = sink.tls is not None
         self._authenticated = sink.users is None
         self._sender: str | None = None
@@ -85,7 +85,7 @@ class Session:
             await self._say("502 5.5.1 not offered")
         elif not await self._refused("starttls"):
             await self._say("220 2.0.0 go ahead")
-            self._buffer = b""
+            self._buffer.clear()
             await self._writer.start_tls(self._sink.starttls)
             self._secure = True
 
@@ -160,7 +160,7 @@ class Session:
             await self._read()
         if rule := self._sink.rule("body", self._recipients):
             await self._carry_out(rule)
-        self._buffer = b"\r\n" + self._buffer  # so that a dot alone is the end too
+        self._buffer[:0] = b"\r\n"  # so that a dot alone is the end too
         raw = (await self._until(b"\r\n.\r\n"))[2:-3].replace(b"\r\n..", b"\r\n.")
         raw = raw[1:] if raw.startswith(b"..") else raw
         await self._finish(raw)
@@ -245,9 +245,12 @@ class Session:
         return line[:-2].decode("utf-8", "replace")
 
     async def _until(self, end: bytes) -> bytes:
-        while (at := self._buffer.find(end)) < 0:
+        seen = 0
+        while (at := self._buffer.find(end, seen)) < 0:
+            seen = max(0, len(self._buffer) - len(end))
             await self._read()
-        taken, self._buffer = self._buffer[: at + len(end)], self._buffer[at + len(end) :]
+        taken = bytes(self._buffer[: at + len(end)])
+        del self._buffer[: at + len(end)]
         return taken
 
     async def _read(self) -> None:

@@ -128,8 +128,10 @@ def _part(subtype: bytes) -> bytes:
 
 def _base64(text: str) -> bytes:
     """A body: line ends as CRLF, which RFC 2045 wants before the encoding, in lines of 76."""
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").replace("\n", "\r\n")
-    encoded = binascii.b2a_base64(lines.encode("utf-8", "replace").translate(None, _CONTROLS), newline=False)
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    data = text.replace("\n", "\r\n").encode("utf-8", "replace").translate(None, _CONTROLS)
+    encoded = binascii.b2a_base64(data, newline=False)
     return b"\r\n".join([encoded[i : i + _MAX_LINE] for i in range(0, len(encoded), _MAX_LINE)])
 
 
@@ -180,10 +182,12 @@ def _phrase(name: str) -> str:
 
 def _encoded_words(text: str) -> str:
     """RFC 2047: words of at most 75 characters, each of whole characters, one per line."""
-    pieces = [b""]
-    for character in text:
-        encoded = character.encode("utf-8", "replace")
-        if len(pieces[-1]) + len(encoded) > _WORD_BYTES:
-            pieces.append(b"")
-        pieces[-1] += encoded
-    return "\r\n ".join(f"=?utf-8?b?{binascii.b2a_base64(piece, newline=False).decode()}?=" for piece in pieces)
+    data = text.encode("utf-8", "replace")
+    words = []
+    while data:
+        end = _WORD_BYTES
+        while data[end : end + 1] and data[end] & 0xC0 == 0x80:  # the second or later byte of a character
+            end -= 1
+        words.append(b"=?utf-8?b?" + binascii.b2a_base64(data[:end], newline=False) + b"?=")
+        data = data[end:]
+    return b"\r\n ".join(words).decode("ascii")

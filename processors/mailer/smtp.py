@@ -162,11 +162,12 @@ class Pool:
         try:
             async with asyncio.timeout_at(until):
                 await client.connect()
+                step = "greeting"
+                await client.ehlo()
                 if self._config.security == "starttls":
                     step = "starttls"
                     await client.starttls()
-                step = "greeting"
-                await client.ehlo()
+                    await client.ehlo()
                 if self._config.username is not None:
                     step = "auth"
                     await client.login(self._config.username, self._config.password or "")
