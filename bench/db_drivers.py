@@ -84,7 +84,7 @@ class Psycopg:
     async def fetch(self, statement: str, *values: Any) -> list[Any]:
         cursor = self.connection.cursor(binary=True)
         await cursor.execute(statement.format("%s", "%s"), values)
-        return await cursor.fetchall()
+        return list(await cursor.fetchall())
 
     async def close(self) -> None:
         await self.connection.close()

@@ -11,6 +11,7 @@ mail from the old code meanwhile gets it again from a row that was taken back pe
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
@@ -115,8 +116,8 @@ def copy_of_table() -> Iterator[BatchOperations]:
     """Alembic's batch mode, and the sequence of ids goes on where it was: ids of deleted rows never come back."""
     used = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'email_dispatches'"
     last = op.get_bind().exec_driver_sql(used).scalar_one()
-    options = {"recreate": "always", "table_kwargs": {"sqlite_autoincrement": True}}
-    with op.batch_alter_table("email_dispatches", **options) as table:
+    counting = {"sqlite_autoincrement": True}
+    with op.batch_alter_table("email_dispatches", recreate="always", table_kwargs=counting) as table:
         yield table
     op.execute("DELETE FROM sqlite_sequence WHERE name = 'email_dispatches'")
     op.execute(
@@ -125,22 +126,21 @@ def copy_of_table() -> Iterator[BatchOperations]:
     )
 
 
-def sqlite_columns() -> list[sa.Column]:
-    zero = {"nullable": False, "server_default": "0"}
+def sqlite_columns() -> list[sa.Column[Any]]:
     return [
         sa.Column("status", sa.Text),
         sa.Column("idempotency_key", sa.String(64)),
-        sa.Column("attempts", sa.Integer, **zero),
+        sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
         sa.Column("error_message", sa.Text),
         sa.Column("sent_at", sa.DateTime),
         sa.Column("batch_id", sa.String(64)),
         sa.Column("batch_index", sa.Integer),
         sa.Column("message_id", sa.Text),
         sa.Column("next_attempt_at", sa.DateTime),
-        sa.Column("claim_no", sa.BigInteger, **zero),
+        sa.Column("claim_no", sa.BigInteger, nullable=False, server_default="0"),
         sa.Column("lease_until", sa.DateTime),
         sa.Column("queued_until", sa.DateTime),
-        sa.Column("doubts", sa.Integer, **zero),
+        sa.Column("doubts", sa.Integer, nullable=False, server_default="0"),
         sa.Column("held", sa.Boolean, nullable=False, server_default=sa.false()),
     ]
 

@@ -5,6 +5,8 @@ the first record that the streams still hold; the keys in email_dispatches keep 
 Export dead_letters first if any are open.
 """
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -28,11 +30,11 @@ def downgrade() -> None:
         op.drop_table(table)
 
 
-def number(name: str, kind: type[sa.Integer] = sa.Integer) -> sa.Column:
+def number(name: str, kind: type[sa.Integer] = sa.Integer) -> sa.Column[Any]:
     return sa.Column(name, kind, nullable=False, server_default="0")
 
 
-def now(name: str) -> sa.Column:
+def now(name: str) -> sa.Column[Any]:
     sqlite = op.get_bind().dialect.name == "sqlite"
     clock = "(strftime('%Y-%m-%d %H:%M:%f', 'now'))" if sqlite else "now()"
     return sa.Column(name, TIME, nullable=False, server_default=sa.text(clock))
