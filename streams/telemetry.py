@@ -235,7 +235,8 @@ def init_sentry(dsn: str | None, environment: str, release: str) -> None:
     """Report to this DSN from now on; without one nothing is ever sent.
 
     Nothing is collected that we do not need: no local variables, source lines, breadcrumbs, requests, spans or
-    arguments, and no integration that would report a log line a second time.
+    arguments, and no integration that would report a log line a second time. (`send_default_pii` is off by itself; the
+    SDK deprecates naming it.)
     """
     if not dsn:
         return
@@ -243,7 +244,6 @@ def init_sentry(dsn: str | None, environment: str, release: str) -> None:
         dsn,
         environment=environment,
         release=release,
-        send_default_pii=False,
         include_local_variables=False,
         include_source_context=False,
         max_breadcrumbs=0,
