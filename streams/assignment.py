@@ -1,7 +1,8 @@
 """One partition as this process works on it: whether it is ours, where we read, which records are settled.
 
-It is the engine's side of a subscription (`log.Owner`): it finishes and commits before it gives a partition up, and it loads the saved
-position before it reads. It knows nothing of what is done with the records; `runtime.py` and `transforms.py` do that.
+It is the engine's side of a subscription (`log.Owner`): it finishes and commits before it gives a partition up, and
+it loads the saved position before it reads. It knows nothing of what is done with the records; `runtime.py` and
+`transforms.py` do that.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ OpenSql = Callable[[], AbstractAsyncContextManager[Sql]]
 """Opens a connection for statements of this module; put back at the end of the block."""
 
 KILLS_ITS_READER = 3
-"""After so many starts without progress the records are read one by one, and the next one that kills is a dead letter."""
+"""After so many starts without progress records are read one by one, and the next that kills is a dead letter."""
 
 ISOLATED_RECORDS = 500
 """How many records are read one by one before all is taken to be well again: a turn's worth."""
@@ -98,7 +99,13 @@ class Assignment:
     def reading(self) -> bool:
         """Whether records may be taken and claimed now."""
         position = self.position
-        return self.active and not self.fenced and position is not None and not position.paused and not position.halted_reason
+        return (
+            self.active
+            and not self.fenced
+            and position is not None
+            and not position.paused
+            and not position.halted_reason
+        )
 
     async def readable(self) -> None:
         """Wait until records may be taken."""
@@ -128,7 +135,9 @@ class Assignment:
             return None
         p = self.partition
         was, era = self.window.next_offset, self.position.epoch
-        return Advance(self.processor, p.stream, p.index, was, last.offset + 1, era, last.record_id, last.timestamp_ms), last
+        return Advance(
+            self.processor, p.stream, p.index, was, last.offset + 1, era, last.record_id, last.timestamp_ms
+        ), last
 
     def fence(self) -> None:
         """The saved row is not where we left it: claim nothing more, finish what is in flight, then load anew."""
@@ -152,14 +161,16 @@ class Assignment:
         await offsets.begun(sql, self.processor, self.partition, KILLS_ITS_READER if self.isolated else 0)
 
     async def look(self) -> None:
-        """Compare the saved row with ours, every few seconds: a replay, a pause or a resume is noticed without a restart."""
+        """Compare the saved row with ours: a replay, a pause or a resume is noticed without a restart."""
         self.bounds = await self._log.bounds(self.partition)
         async with self._open_sql() as sql:
             await offsets.observe(sql, self.processor, self.partition, self.bounds)
             saved = await offsets.load(sql, self.processor, self.partition)
         if saved is None or self.position is None or not self.active:
             return
-        if saved.epoch != self.position.epoch or (not self.window.entries and saved.next_offset > self.window.next_offset):
+        if saved.epoch != self.position.epoch or (
+            not self.window.entries and saved.next_offset > self.window.next_offset
+        ):
             self.fence()
         elif (saved.paused, saved.halted_reason) != (self.position.paused, self.position.halted_reason):
             self.position = saved
@@ -182,7 +193,7 @@ class Assignment:
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 5.0)
 
-    async def deactivate(self, partition: Partition) -> None:
+    async def deactivate(self, partition: Partition) -> None:  # noqa: ARG002 - of the Protocol
         """Stop, and wait for the turn under way and for all that is in flight."""
         self.active = False
         async with self.turn:
@@ -199,7 +210,7 @@ class Assignment:
                 position = await offsets.load(sql, self.processor, self.partition)
             if position is None:
                 raise LookupError("the row of processor_offsets was deleted while it was read")
-            self._adopt(position, bounds)
+            self._adopt(position)
             reason = unreadable(position, bounds)
             if reason != position.halted_reason:
                 await offsets.halt(sql, self.processor, self.partition, reason)
@@ -208,12 +219,12 @@ class Assignment:
             log.error("partition.halted", stream=self.partition.name, reason=reason)
             return bounds.next
         self._wake()
-        # the record before the position comes along when it is still there, and tells whether this is the stream that we knew
+        # the record before the position comes along when it is still there: it tells whether this is the stream we knew
         known = position.last_timestamp_ms is not None and position.next_offset > bounds.first
         self._expected_ms = position.last_timestamp_ms if known else None
         return position.next_offset - 1 if known else position.next_offset
 
-    def _adopt(self, position: Position, bounds: Bounds) -> None:
+    def _adopt(self, position: Position) -> None:
         self.position, self.window = position, Window(position.next_offset)
         self.fenced, self.active, self._skip_to, self._expected_ms = False, True, position.next_offset, None
         self.isolated = 0

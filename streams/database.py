@@ -58,7 +58,7 @@ def connect(url: str, application_name: str, *, pool_size: int = 5) -> AsyncEngi
         )
         _notice_silence(engine.sync_engine)
     else:
-        # AUTOCOMMIT is what a connection goes back to when somebody has asked for a level of his own; see _prepare_sqlite
+        # AUTOCOMMIT is what a connection goes back to when somebody asked for a level of his own; see _prepare_sqlite
         engine = create_async_engine(
             parsed, connect_args={"timeout": BUSY_SECONDS}, isolation_level="AUTOCOMMIT", **pool
         )

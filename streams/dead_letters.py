@@ -1,4 +1,4 @@
-"""A dead letter is a row, written in the transaction of the failure. Here one is laid; readers and redrive look at the table."""
+"""A dead letter is a row, written in the transaction of the failure. Here one is laid; people look at the table."""
 
 import hashlib
 from collections.abc import Sequence

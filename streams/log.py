@@ -1,7 +1,8 @@
 """What the engine needs of a log: read from a position, publish confirmed, know the bounds.
 
-Two implementations pass one contract suite (`tests/contract`): `rabbitmq.py` and `embedded.py`. A log moves opaque bytes;
-what they mean is `message.py`'s business. A log remembers no offsets: the position of a reader lives in the database.
+Two implementations pass one contract suite (`tests/contract`): `rabbitmq.py` and `embedded.py`. A log moves opaque
+bytes; what they mean is `message.py`'s business. A log remembers no offsets: the position of a reader lives in the
+database.
 """
 
 import zlib
@@ -90,10 +91,10 @@ class Publisher(Protocol):
     async def publish(self, messages: Sequence[bytes], ids: Sequence[int] | None = None) -> None:
         """Return when every message is confirmed.
 
-        With a named publisher `ids` are required and rise strictly, also over calls; what is at or below the highest id stored under
-        the name is dropped and counts as confirmed; the publisher itself resends after a lost connection, for as long as it takes.
-        Without a name nothing is resent: `Unconfirmed` is raised when any confirm is missing. A message above the
-        size limit raises ValueError before anything is sent.
+        With a named publisher `ids` are required and rise strictly, also over calls; what is at or below the highest
+        id stored under the name is dropped and counts as confirmed; the publisher itself resends after a lost
+        connection, for as long as it takes. Without a name nothing is resent: `Unconfirmed` is raised when any
+        confirm is missing. A message above the size limit raises ValueError before anything is sent.
         """
         ...
 
@@ -127,7 +128,7 @@ class Log(Protocol):
         ...
 
     async def written_at(self, partition: Partition, offset: int) -> int | None:
-        """When the first record at or after `offset` was written (ms since 1970, of its chunk); None if there is none."""
+        """When the first record at or after `offset` was written (ms since 1970, of its chunk), None if none was."""
         ...
 
     async def subscribe(self, partition: Partition, group: str, owner: Owner) -> Subscription:
@@ -146,6 +147,7 @@ MAX_MESSAGE_BYTES = 1_000_000
 def route(key: str, partitions: int) -> int:
     """The partition of a key: CRC-32 (IEEE) of its UTF-8 bytes modulo the number of partitions.
 
-    Fixed and our own, so that a producer in any language can do the same; rstream's hash route differs from that of other clients.
+    Fixed and our own, so that a producer in any language can do the same; rstream's hash route differs from that of
+    other clients.
     """
     return zlib.crc32(key.encode()) % partitions

@@ -1,7 +1,7 @@
 """The position of a processor in a partition: a row of `processor_offsets`, moved only in the transaction that settles.
 
-The statements are text because they ride in the transactions of a turn. `epoch` is raised by a replay: who has read the old one
-matches no row any more, claims nothing more and loads anew.
+The statements are text because they ride in the transactions of a turn. `epoch` is raised by a replay: who has read
+the old one matches no row any more, claims nothing more and loads anew.
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 import orjson
 
+from streams.database import Dialect
 from streams.log import Bounds, Partition
-from streams.sql import Dialect, Sql, now, recordset
+from streams.sql import Sql, now, recordset
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The row as it was read. `last_offset` is next_offset - 1 where a record was settled there, with its id and chunk time."""
+    """The row as read. `last_timestamp_ms`: chunk time of the record before `next_offset`, null after a replay."""
 
     next_offset: int
     epoch: int
@@ -98,7 +99,8 @@ async def observe(sql: Sql, processor: str, partition: Partition, bounds: Bounds
 _KEY = "processor = $1 AND stream = $2 AND partition = $3"
 _LOAD = f"""SELECT next_offset, epoch, paused, paused_reason, halted_reason, starts, last_timestamp_ms
     FROM processor_offsets WHERE {_KEY}"""
-_CREATE = """INSERT INTO processor_offsets (processor, stream, partition, next_offset, epoch, paused, starts, updated_at)
+_CREATE = """INSERT INTO processor_offsets
+    (processor, stream, partition, next_offset, epoch, paused, starts, updated_at)
     VALUES ($1, $2, $3, $4, 0, false, 0, {now}) ON CONFLICT DO NOTHING"""
 _BEGIN = f"UPDATE processor_offsets SET starts = starts + 1 WHERE {_KEY} RETURNING starts"
 _BEGUN = f"UPDATE processor_offsets SET starts = $4 WHERE {_KEY}"

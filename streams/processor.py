@@ -45,6 +45,9 @@ class Limits:
     visibility: float = 60.0
     database_away: float = 120.0
     rate_per_second: float | None = None
+    relay_batch: int = 500
+    relay_poll: float = 1.0
+    repeat_lag_limit: int = 1000
 
     @property
     def reserve(self) -> float:
@@ -60,8 +63,8 @@ class RowTable:
     """A table whose rows live by the protocol: where they are kept and which columns are the application's.
 
     `insert` maps the columns of a new row to PostgreSQL types; `read` is what a claim returns, `known` what
-    `RowProcessor.known` is shown; `due` is the relay's order, by dialect, exactly as the index has it; `stored` are the columns that an act may change together with `sent`; `sent_times` get the
-    time of sending.
+    `RowProcessor.known` is shown; `due` is the relay's order, by dialect, exactly as the index has it; `stored` are
+    the columns that an act may change together with `sent`; `sent_times` get the time of sending.
     """
 
     name: str
@@ -93,7 +96,7 @@ class RowRef:
 
 @dataclass(slots=True)
 class Claim:
-    """A row that this process holds. `row` has the columns of `RowTable.read`, or none of them when `payload` is there."""
+    """A row that this process holds. `row` has the columns of `RowTable.read`; `payload` is the one of its `NewRow`."""
 
     row_id: int
     claim_no: int
@@ -106,8 +109,8 @@ class Claim:
 class Gate:
     """What an act passes right before the point after which its outcome is in doubt (mail: the final dot).
 
-    `wait` takes one of the process's in-doubt permits; the engine gives it back once the outcome is committed. `check` is
-    the last instruction before the write, with nothing awaited in between.
+    `wait` takes one of the process's in-doubt permits; the engine gives it back once the outcome is committed.
+    `check` is the last instruction before the write, with nothing awaited in between.
     """
 
     __slots__ = ("_acquire", "_deadline", "deadline", "holds_permit", "passed")
@@ -181,7 +184,7 @@ class Transform(Protocol):
     target: str
 
     def publisher_name(self, partition: int, epoch: int) -> str:
-        """The name under which a partition of the source publishes: changes with the epoch and with the code's version."""
+        """The name under which a partition of the source publishes; epoch and the code's version are part of it."""
         ...
 
     def transform(self, message: Message, offset: int, partitions: int) -> Iterator[Transformed | None]:
@@ -191,5 +194,5 @@ class Transform(Protocol):
     async def record(
         self, sql: Sql, records: Sequence[Record], partition: Partition, results: Sequence[Transformed]
     ) -> Sequence[DeadLetter]:
-        """Count the results of these records, in the transaction that moves the offset; return what is to be laid to rest."""
+        """Count the results of these records, where the offset moves; return what is to be laid to rest."""
         ...

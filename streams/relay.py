@@ -1,7 +1,7 @@
 """Due rows become messages: reserved, committed, then published; released again when the confirm does not come.
 
-The relay selects by status and due time, never above the last id, so a late commit is not passed over. Its duplicates die
-on the claim, so it publishes without deduplication. It wakes on NOTIFY and polls as a safety net; the database's
+The relay selects by status and due time, never above the last id, so a late commit is not passed over. Its duplicates
+die on the claim, so it publishes without deduplication. It wakes on NOTIFY and polls as a safety net; the database's
 clock decides what is due.
 """
 
@@ -50,15 +50,10 @@ class Relay:
         engine: AsyncEngine,
         limits: Limits,
         metrics: telemetry.Metrics,
-        *,
-        batch: int = 500,
-        poll: float = 1.0,
-        repeat_lag_limit: int = 1000,
         step: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """`poll` in seconds; a row is published again for the same try only while its partition's lag is below the limit."""
         self.tail, self._log, self._engine = tail, target, engine
-        self._batch, self._poll, self._repeat_lag_limit = batch, poll, repeat_lag_limit
+        self._limits = limits
         self._metrics, self._step = metrics, step
         self._rows = Rows(tail.table, limits, dialect(engine))
         self._database = Database(engine, limits.database_away)
@@ -84,7 +79,7 @@ class Relay:
                     backoff = min(backoff * 2, 30.0)
                 else:
                     if not busy:
-                        await self._pause(self._poll)
+                        await self._pause(self._limits.relay_poll)
         finally:
             for task in (listening, stopping):
                 task.cancel()
@@ -93,16 +88,16 @@ class Relay:
 
     async def turn(self) -> bool:
         """Reserve, commit, publish what is due now; True when a whole batch was due, so that there may be more."""
-        rows = await self._database.patiently(lambda sql: self._rows.reserve(sql, self._batch))
+        rows = await self._database.patiently(lambda sql: self._rows.reserve(sql, self._limits.relay_batch))
         self._step("reserved")
         await self._publish(rows)
         repeated = await self._database.patiently(self._repeat)
         await self._publish(repeated)
-        return len(rows) == self._batch
+        return len(rows) == self._limits.relay_batch
 
     async def _repeat(self, sql: Sql) -> list[Row]:
         """Reserve again what should have arrived long ago, where its partition is read promptly."""
-        expired = await self._rows.expired(sql, self._batch)
+        expired = await self._rows.expired(sql, self._limits.relay_batch)
         if not expired:
             return []
         prompt = await self._prompt_partitions(sql)
@@ -114,7 +109,7 @@ class Relay:
             position = await offsets.load(sql, self.tail.reader, partition)
             bounds = await self._log.bounds(partition)
             read_to = position.next_offset if position is not None else bounds.first
-            if bounds.next - read_to < self._repeat_lag_limit:
+            if bounds.next - read_to < self._limits.repeat_lag_limit:
                 prompt.add(partition.index)
         return prompt
 
@@ -166,8 +161,7 @@ class Relay:
                 async with driver_connection(self._engine) as connection:
                     await connection.add_listener(CHANNEL, notified)
                     try:
-                        while not connection.is_closed():
-                            await asyncio.sleep(1.0)
+                        await _lost(connection)
                     finally:
                         with suppress(Exception):
                             await connection.remove_listener(CHANNEL, notified)
@@ -175,3 +169,11 @@ class Relay:
                 if not is_away(error):
                     raise
             await asyncio.sleep(1.0)
+
+
+async def _lost(connection: Any) -> None:
+    """Wait until the connection is gone."""
+    gone = asyncio.Event()
+    connection.add_termination_listener(lambda _: gone.set())
+    if not connection.is_closed():
+        await gone.wait()

@@ -1,4 +1,4 @@
-"""The life of a row as SQL: insert, claim, outcome, reservation. The rules are those of docs/life-of-a-row.md, by number.
+"""The life of a row as SQL: insert, claim, outcome, reservation; by the rules of docs/life-of-a-row.md.
 
 The row decides; a message is only a hint to look at its row. People own `status`, `attempts` and `next_attempt_at`; the
 engine owns `claim_no`, `lease_until`, `queued_until`, `doubts` and `held`. These are the hot statements: text, on
@@ -12,15 +12,16 @@ from typing import Any
 import orjson
 
 from streams import offsets
+from streams.database import Dialect
 from streams.processor import Limits, NewRow, RowTable
 from streams.recovery import ATTEMPTS_USED_UP, OnUnknown
-from streams.sql import Dialect, Row, Sql, greatest, item, later, now, recordset
+from streams.sql import Row, Sql, greatest, item, later, now, recordset
 
 UNKNOWN = "the process or its connection died after the mail may have been accepted: outcome unknown"
 
 PENDING = "coalesce(status, '') = 'pending'"
-"""For statements that know their ids. Not `status = 'pending'`: before the table was analysed, PostgreSQL took the index of
-pending rows for the narrower one and looked through all of them in every commit."""
+"""For statements that know their ids. Not `status = 'pending'`: before the table was analysed, PostgreSQL took the
+index of pending rows for the narrower one and looked through all of them in every commit."""
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ class Rows:
         return self._parsed(await sql.fetch(self._claim, _json([{"row_id": i} for i in ids]))) if ids else []
 
     async def exhaust(self, sql: Sql, ids: Sequence[int]) -> list[Row]:
-        """Rules 6 and 7: of rows that could not be claimed, fail those with no attempt left or whose outcome is held."""
+        """Rules 6 and 7: of rows that were not claimed, fail those with no attempt left or an outcome to hold."""
         return await sql.fetch(self._exhaust, _json([{"row_id": i} for i in ids])) if ids else []
 
     # ---- record
@@ -183,8 +184,9 @@ class Rows:
             RETURNING id, claim_no, attempts, "{t.key}" AS row_key{read}"""
 
     def _unlocked(self, parameter: str) -> str:
-        """The rows of the parameter, less those that somebody has locked: a person's open transaction holds up its row alone.
-        What was passed over is still pending, and the relay brings it back. An array, so that the ids always lead the plan."""
+        """The rows of the parameter, less those that somebody has locked: whose transaction holds up its row alone.
+        What was passed over is still pending, and the relay brings it back. An array, so that the ids always lead the
+        plan."""
         ids = recordset(self.dialect, parameter, "x", {"row_id": "bigint"})
         if self.dialect == "sqlite":
             return f"id IN (SELECT x.row_id FROM {ids})"
@@ -252,7 +254,8 @@ class Rows:
         return f"""
             UPDATE {t.name} SET queued_until = {later(d, str(self.limits.visibility))}, updated_at = {self._now}
             WHERE id IN (
-                SELECT id FROM {t.name} WHERE status = 'pending' AND queued_until IS NULL AND {self._due} AND {self._free}
+                SELECT id FROM {t.name}
+                WHERE status = 'pending' AND queued_until IS NULL AND {self._due} AND {self._free}
                 ORDER BY {t.due[d]} LIMIT $1 {skip})
             RETURNING {self._reserved()}"""
 
@@ -284,7 +287,7 @@ class Rows:
             WHERE t.id = x.row_id AND claim_no = x.fence AND queued_until = {queued}"""
 
     def _parsed(self, rows: Sequence[Row]) -> list[Row]:
-        """JSON columns come as text from SQLite and from plain queries, as objects out of a group: text becomes objects."""
+        """JSON columns come as text from SQLite and as objects from PostgreSQL: text becomes objects."""
         kinds = self.table.insert
         json_names = [name for name in self.table.read if kinds.get(name) == "json"]
         return [{**row, **{n: orjson.loads(row[n]) for n in json_names if isinstance(row[n], str)}} for row in rows]

@@ -8,9 +8,10 @@ Two invariants, which every line here serves and `tests/fault` proves:
 2. *Every record that was read is done, waiting or dead, and a row says so.*
 
 A turn takes what is ready and goes one way. plan inserts and claims in one short transaction. act runs without any
-transaction, in at most `slots` slots. One recorder commits what has gathered while its last commit ran: outcomes, dead letters, the
-offsets that they settle, and the claims for the slots that became free. A slot goes on only after that commit, so that no more mails are in
-doubt than there are slots. The rules that are named by number are those of docs/life-of-a-row.md.
+transaction, in at most `slots` slots. One recorder commits what has gathered while its last commit ran: outcomes,
+dead letters, the offsets that they settle, and the claims for the slots that became free. A slot goes on only after
+that commit, so that no more mails are in doubt than there are slots. The rules that are named by number are those of
+docs/life-of-a-row.md.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import structlog
@@ -85,7 +87,9 @@ class Group:
 
     def assignments(self) -> set[Assignment]:
         """Whose records are in this group, claims included."""
-        return {a for a, *_ in [*self.refused, *self.dead, *self.claims]} | {work.assignment for work in self.finished}
+        pairs = [*self.refused, *self.claims]
+        letters = [assignment for assignment, _, _ in self.dead]
+        return {work.assignment for work in self.finished} | {assignment for assignment, _ in pairs} | set(letters)
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -214,7 +218,9 @@ class Runtime:
         self._step("taken")
         entries = [assignment.enter(record) for record in records]
         if records and starts > KILLS_ITS_READER + 1:
-            self._lay_to_rest(assignment, entries[0], records[0], "kills_its_reader", f"{starts - 1} starts ended at this record")
+            self._lay_to_rest(
+                assignment, entries[0], records[0], "kills_its_reader", f"{starts - 1} starts ended at this record"
+            )
             records, entries = records[1:], entries[1:]
         planned = await self._decode(assignment, records, entries)
         self._step("decoded")
@@ -245,7 +251,7 @@ class Runtime:
     async def _plan_safely(
         self, sql: Sql, assignment: Assignment, planned: Sequence[tuple[Entry, Record, NewRow | RowRef]]
     ) -> None:
-        """plan; when the database refuses the turn for what is in it, record by record, so that one is laid to rest alone."""
+        """plan; record by record when the database refuses what is in the turn, so that one is laid to rest alone."""
         try:
             await self._plan(sql, assignment, planned)
         except Exception as error:
@@ -263,7 +269,7 @@ class Runtime:
     async def _plan(
         self, sql: Sql, assignment: Assignment, planned: Sequence[tuple[Entry, Record, NewRow | RowRef]]
     ) -> None:
-        """Insert what is new and claim for free slots, in one transaction. What is claimable waits for a slot; all else is settled."""
+        """Insert what is new and claim for free slots, in one transaction; what is not claimable is settled."""
         reserved = self._reserve_slots(assignment, len(planned))
         t0 = clock()
         claimed: list[Row] = []
@@ -293,7 +299,11 @@ class Runtime:
                     again.append((entry, row))
                 else:
                     news[row.key] = (entry, row)
-        fresh = {r["row_key"]: r["id"] for r in await self._rows.insert(sql, [row for _, row in news.values()])} if news else {}
+        fresh = (
+            {r["row_key"]: r["id"] for r in await self._rows.insert(sql, [row for _, row in news.values()])}
+            if news
+            else {}
+        )
         known = [(entry, row) for entry, row in news.values() if row.key not in fresh]
         found = await self._rows.states(
             sql, list({row.key for _, row in known + again}), list({row.row_id for _, row in refs})
@@ -373,15 +383,18 @@ class Runtime:
         claim, gate = work.claim, work.gate
         started = clock()
         try:
-            async with asyncio.timeout_at(gate.deadline + 1.0):  # the act ends by its deadline itself; this is the net under it
+            # the act ends by its deadline itself; this is the net under it
+            async with asyncio.timeout_at(gate.deadline + 1.0):
                 stored = await self.processor.act(claim, gate)
-            work.outcome = Outcome(claim.row_id, claim.claim_no, sent=True, stored={f"new_{k}": v for k, v in stored.items()})
+            work.outcome = Outcome(
+                claim.row_id, claim.claim_no, sent=True, stored={f"new_{k}": v for k, v in stored.items()}
+            )
         except LeaseOver as error:
             work.error = error
         except Exception as error:
             work.error = error
             work.outcome = self._failure(work, error)
-        self._metrics.act_seconds(clock() - started)
+        self._metrics.act_seconds(self.processor.name, clock() - started)
         self._learn(work)
         self._step("acted")
         self._group.finished.append(work)
@@ -416,7 +429,7 @@ class Runtime:
             self.breaker = self.breaker.failed(work.claim.row_id, fault, clock())
         if self.breaker.is_open and not was_open:
             log.error("breaker.opened", processor=self.processor.name, fault=self.breaker.fault)
-            self._metrics.breaker_open(True)
+            self._metrics.breaker_open(self.processor.name, True)
 
     async def _watch_provider(self) -> None:
         """While the breaker is open, probe the provider without a row; close by itself when it is back."""
@@ -434,7 +447,7 @@ class Runtime:
             else:
                 self.breaker = self.breaker.probe_succeeded()
                 log.info("breaker.closed", processor=self.processor.name)
-                self._metrics.breaker_open(False)
+                self._metrics.breaker_open(self.processor.name, False)
                 self._work.set()
 
     # ---- record and advance
@@ -446,7 +459,7 @@ class Runtime:
             await self._database.patiently(self._record_on)
 
     async def _record_on(self, connection: Sql) -> None:
-        """Record on this connection for as long as it lasts; what was being committed when it broke is committed by the next."""
+        """Record on this connection while it lasts; what was being committed when it broke is committed by the next."""
         if connection.dialect == "postgresql":
             await connection.fetch(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
         while True:
@@ -499,17 +512,21 @@ class Runtime:
             recorded = await self._commit_apart(group)
         self._step("recorded")
         self._database.answered()
-        self._metrics.committed(clock() - group.started, len(group.finished))
+        self._metrics.committed(self.processor.name, clock() - group.started, len(group.finished))
+        self._metrics.records(self.processor.name, len(group.finished), len(group.dead), len(group.refused))
         self._conclude(group, recorded)
 
     async def _commit_apart(self, group: Group) -> Recorded:
-        """Somebody has locked a row of the group, or a position: record each outcome by itself, and wait for the locked one
-        alone, as first in the queue for its lock, so that it wins before any new claim."""
+        """Somebody has locked a row of the group, or a position: record each outcome by itself.
+
+        Only the locked one waits, as first in the queue for its lock, so that it wins before any new claim.
+        """
         log.warning("record.row_is_locked", processor=self.processor.name, outcomes=len(group.finished))
         parts = [Group(finished=[work]) for work in group.finished]
         if group.dead or group.refused:
             parts.append(Group(dead=group.dead, refused=group.refused))
-        done = await asyncio.gather(*(self._database.patiently(lambda sql, part=part: self._commit_once(sql, part)) for part in parts))
+        commits = [partial(self._commit_once, group=part) for part in parts]
+        done = await asyncio.gather(*(self._database.patiently(commit) for commit in commits))
         self._requeue(group.claims)
         group.claims, group.advances = [], []
         self._work.set()
@@ -575,6 +592,8 @@ class Runtime:
             self._in_flight[work.assignment] -= 1
             if work.gate.holds_permit and self._permits is not None:
                 self._permits.release()
+        in_doubt = sum(work.gate.passed for work in self._group.finished)
+        self._metrics.busy(self.processor.name, sum(self._in_flight.values()), in_doubt)
         self._report(group, recorded.failed)
 
     def _report(self, group: Group, failed: Sequence[Row]) -> None:
@@ -587,10 +606,18 @@ class Runtime:
             if row["status"] != "failed":
                 continue
             error = errors.get(row["id"]) or Reject(recovery.ATTEMPTS_USED_UP, row["error"] or "")
-            log.error("row.failed", processor=self.processor.name, row_id=row["id"], attempts=row["attempts"], held=row["held"])
+            log.error(
+                "row.failed",
+                processor=self.processor.name,
+                row_id=row["id"],
+                attempts=row["attempts"],
+                held=row["held"],
+            )
             self._metrics.dead_letter(self.processor.name, recovery.OUTCOME_UNKNOWN if row["held"] else "failed")
             if self.processor.reports_failures:
-                telemetry.capture_final_failure(error, processor=self.processor.name, key=row["row_key"], row_id=row["id"])
+                telemetry.capture_final_failure(
+                    error, processor=self.processor.name, key=row["row_key"], row_id=row["id"]
+                )
 
     # ---- the idle look
 

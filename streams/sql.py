@@ -1,8 +1,8 @@
 """SQL text on the driver's own connection, the same for PostgreSQL (asyncpg) and SQLite (aiosqlite).
 
-Only the statements of a turn go this way: SQLAlchemy costs 0.25 to 2.3 ms of CPU per commit, more than all else together.
-Everything that is not in a turn is plain SQLModel. Here is the driver's manner; the statements are in `rows.py`,
-`offsets.py` and `dead_letters.py`.
+Only the statements of a turn go this way: SQLAlchemy costs 0.25 to 2.3 ms of CPU per commit, more than all else
+together. Everything that is not in a turn is plain SQLModel. Here is the driver's manner; the statements are in
+`rows.py`, `offsets.py` and `dead_letters.py`.
 """
 
 import asyncio
@@ -159,6 +159,7 @@ def later(dialect: Dialect, seconds: str) -> str:
 
 
 def greatest(dialect: Dialect, *values: str) -> str:
+    """The greatest of SQL expressions that are not null."""
     return f"{'greatest' if dialect == 'postgresql' else 'max'}({', '.join(values)})"
 
 

@@ -2,8 +2,8 @@
 
     take -> transform -> publish, until every message is confirmed -> record and advance, in one transaction
 
-The publishing ids come from the source's offsets, so a crash between publish and commit repeats nothing: the broker drops what
-it has under the same name. The name carries the epoch, so a deliberate replay is not swallowed.
+The publishing ids come from the source's offsets, so a crash between publish and commit repeats nothing: the broker
+drops what it has under the same name. The name carries the epoch, so a deliberate replay is not swallowed.
 """
 
 import asyncio
@@ -163,7 +163,7 @@ class TransformRuntime:
         await publisher.publish([data for _, data in outgoing], [publishing_id for publishing_id, _ in outgoing])
 
     async def _publisher(self, assignment: Assignment, index: int) -> Publisher:
-        """The publisher to one target partition. A replay publishes under a new name; that of the old epoch is let go."""
+        """The publisher to one target partition. A replay has a new name; the publisher of the old one is let go."""
         source = assignment.partition.index
         name = self.transform.publisher_name(source, self._epoch(assignment))
         known = self._publishers.pop((source, index), None)

@@ -1,7 +1,7 @@
 """The mailer: a recipient's message becomes a row, and a row becomes one e-mail.
 
-plan makes the row, act sends the mail, `known` counts recipients of a batch whose row belongs to another. When a row may be sent, and how its
-outcome is kept, is the engine's; what SMTP does is `smtp.py`'s.
+plan makes the row, act sends the mail, `known` counts recipients of a batch whose row belongs to another. When a row
+may be sent, and how its outcome is kept, is the engine's; what SMTP does is `smtp.py`'s.
 """
 
 from collections.abc import Mapping, Sequence
@@ -98,7 +98,9 @@ class Mailer:
             return _row_ref(message)
         if message.type == RECIPIENT and message.version == 1:
             return self._new_row(message)
-        raise Reject("unknown_type", f"the mailer knows no message of type {message.type[:50]!r} version {message.version}")
+        raise Reject(
+            "unknown_type", f"the mailer knows no message of type {message.type[:50]!r} version {message.version}"
+        )
 
     def _new_row(self, message: Message) -> NewRow:
         registration, batch_id, index = _recipient(message)
@@ -120,7 +122,7 @@ class Mailer:
         return Letter(registration.agent_email, registration.agent_name, mail_id, rendered)
 
     async def known(self, sql: Sql, rows: Sequence[tuple[NewRow, Row]]) -> None:
-        """A recipient whose row came with another item is a duplicate of its batch; the same item again is a redelivery."""
+        """A recipient whose row came with another item is a duplicate; the same item again is a redelivery."""
         duplicates = [
             {"batch_id": new.values["batch_id"], "item_index": new.values["batch_index"], "key": new.key}
             for new, row in rows
@@ -137,7 +139,7 @@ class Mailer:
     # ---- act
 
     async def act(self, claim: Claim, gate: Gate) -> Mapping[str, object]:
-        """Send it. Returns subject and content where they differ from what the row says, so that the row says what was sent."""
+        """Send it. Returns subject and content where the row has others, so that it says what was sent."""
         letter = claim.payload if isinstance(claim.payload, Letter) else self._from_row(claim)
         mail = self._encode(letter)
         try:
@@ -192,7 +194,9 @@ def _recipient(message: Message) -> tuple[Registration, str | None, int | None]:
         body = orjson.loads(message.body)
         mailable, batch_id, index, data = (body[name] for name in ("mailable", "batch", "index", "data"))
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise Reject("bad_message", f"the body of a recipient message is not as it should be: {type(error).__name__}") from None
+        raise Reject(
+            "bad_message", f"the body of a recipient message is not as it should be: {type(error).__name__}"
+        ) from None
     if mailable != MAILABLE:
         raise Reject("unknown_mailable", "the mailer has no such kind of e-mail")
     if not (isinstance(batch_id, str) and len(batch_id) <= 64 and type(index) is int and 0 <= index < 2**31):
@@ -208,7 +212,5 @@ def _recipient(message: Message) -> tuple[Registration, str | None, int | None]:
 
 def _changes(row: Row, rendered: Rendered) -> Mapping[str, object]:
     return {
-        name: value
-        for name, value in (("subject", rendered.subject), ("content", rendered.html))
-        if row[name] != value
+        name: value for name, value in (("subject", rendered.subject), ("content", rendered.html)) if row[name] != value
     }

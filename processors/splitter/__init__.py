@@ -1,1 +1,1 @@
-"""Stream `imports` -> super stream `recipients`: `split.py` is what a record becomes, `processor.py` how it is counted."""
+"""Stream `imports` -> super stream `recipients`: `split.py` says what a record becomes, `processor.py` counts it."""

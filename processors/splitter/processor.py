@@ -30,11 +30,11 @@ class Splitter:
         return publisher_name(self.stream, partition, epoch)
 
     def transform(self, message: Message, offset: int, partitions: int) -> Iterator[Transformed | None]:
-        whole: Split | None = None
-        for whole in split_steps(message, offset, partitions):
+        steps = split_steps(message, offset, partitions)
+        whole = next(steps)
+        for _ in steps:  # the same split, growing
             yield None
-        if whole is not None:
-            yield Transformed(whole.outgoing, facts=whole)
+        yield Transformed(whole.outgoing, facts=whole)
 
     async def record(
         self, sql: Sql, records: Sequence[Record], partition: Partition, results: Sequence[Transformed]
@@ -46,7 +46,9 @@ class Splitter:
         await _count_slices(sql, records, partition, splits)
         await _count_duplicates(sql, splits)
         await _count_batches(sql, splits)
-        return [letter for record, split in zip(records, splits, strict=True) for letter in _dead(record, partition, split)]
+        return [
+            letter for record, split in zip(records, splits, strict=True) for letter in _dead(record, partition, split)
+        ]
 
 
 def _dead(record: Record, partition: Partition, split: Split) -> list[DeadLetter]:
@@ -92,7 +94,9 @@ async def _count_duplicates(sql: Sql, splits: Sequence[Split]) -> None:
         for duplicate in split.duplicates
     ]
     if rows:
-        await _insert(sql, "batch_duplicates", {"batch_id": "text", "item_index": "int", "idempotency_key": "text"}, rows)
+        await _insert(
+            sql, "batch_duplicates", {"batch_id": "text", "item_index": "int", "idempotency_key": "text"}, rows
+        )
 
 
 async def _count_batches(sql: Sql, splits: Sequence[Split]) -> None:
@@ -116,6 +120,7 @@ async def _count_batches(sql: Sql, splits: Sequence[Split]) -> None:
     )
 
 
+_DUPLICATE = {"batch_id": "text", "item_index": "int", "idempotency_key": "text"}
 _SLICE = {
     "stream": "text",
     "partition": "int",
