@@ -60,8 +60,8 @@ class _Session:
         """Send in order of the ids, looking at the connection before every frame. Raises LogError once it is lost."""
         self.unconfirmed = messages
         for part in _slices(list(messages.items())):
-            self.connection.check()
-            await self.connection.client.send_publish_frame(schema.Publish(PUBLISHER_ID, part))
+            frame = self.connection.client.send_publish_frame(schema.Publish(PUBLISHER_ID, part))
+            await self.connection.tell(frame, "publishing")
             await asyncio.sleep(0)  # let the reader take confirms in; writing alone never yields
 
     async def confirmed(self, timeout: float) -> None:

@@ -16,7 +16,7 @@ from rstream import schema
 from rstream.constants import OffsetType
 
 from streams._rabbitmq_connection import Backoff, Connection, Inbox, describe
-from streams.errors import LogError, LogRefused
+from streams.errors import LogError
 from streams.log import Owner, Partition, Record
 
 log = logging.getLogger(__name__)
@@ -172,7 +172,12 @@ class RabbitSubscription:
         backoff = Backoff()
         while True:
             since = asyncio.get_running_loop().time()
-            await self._serve(connection)
+            try:
+                await self._serve(connection)
+            except LogError as error:
+                log.warning("%s: %s", self.partition.name, error)
+            except Exception:  # whatever it is: a supervisor that dies leaves a partition that nobody reads
+                log.exception("%s: serving the subscription failed", self.partition.name)
             if self._restarting or asyncio.get_running_loop().time() - since > HEALTHY_SECONDS:
                 backoff.reset()
             await connection.close()
@@ -185,25 +190,21 @@ class RabbitSubscription:
         while True:
             try:
                 return await self._subscribe()
-            except (LogError, LogRefused) as error:
-                log.warning("%s: %s", self.partition.name, error)
+            except Exception as error:
+                log.warning("%s: %s", self.partition.name, describe(error))
                 await backoff.pause()
 
     async def _serve(self, connection: Connection) -> None:
-        """Answer updates and give credit until the connection is lost or a restart is asked for."""
-        while True:
+        """Answer updates and give credit until a restart is asked for. Raises LogError when the connection is lost."""
+        while not self._restarting:
             await self._wake.wait()
             self._wake.clear()
             while self._updates and not connection.lost.done():
                 await self._answer(connection, self._updates.popleft())
-            if connection.lost.done():
-                log.warning("%s: connection lost (%s)", self.partition.name, connection.lost.result())
-                return
-            if self._restarting:
-                return
+            connection.check()
             if self._owed:
                 owed, self._owed = self._owed, 0
-                await connection.client.credit(SUBSCRIPTION_ID, owed)
+                await connection.tell(connection.client.credit(SUBSCRIPTION_ID, owed), "giving credit")
 
     async def _answer(self, connection: Connection, update: schema.ConsumerUpdateResponse) -> None:
         """Let the owner finish or begin, then answer: the broker waits for it before anybody becomes active.
@@ -231,7 +232,7 @@ class RabbitSubscription:
         if update.active and not self._updates and not self._restarting:
             self._buffer.start(position)
         answer = schema.OffsetSpecification(OffsetType.OFFSET, position)
-        await connection.client.consumer_update(update.correlation_id, answer)
+        await connection.tell(connection.client.consumer_update(update.correlation_id, answer), "answering")
 
     async def _subscribe(self) -> Connection:
         connection = await self._connect(f"subscribe {self.partition.name} {self._group}")
