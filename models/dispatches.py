@@ -49,7 +49,13 @@ class EmailDispatch(Table, table=True):
         CheckConstraint(NEVER_RESENT_CHECK, name="pending_never_sent_nor_held"),
         Index("uq_email_dispatches_idempotency_key", "idempotency_key", unique=True),
         Index("ix_email_dispatches_batch_id", "batch_id"),
-        Index("ix_email_dispatches_status", "status"),
+        # Partial, so that the change from pending to sent touches it never: that is the hot update.
+        Index(
+            "ix_email_dispatches_failed",
+            "id",
+            postgresql_where=text("status = 'failed'"),
+            sqlite_where=text("status = 'failed'"),
+        ),
         _due_index("postgresql"),
         _due_index("sqlite"),
         NEVER_REUSED,

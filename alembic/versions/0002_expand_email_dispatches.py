@@ -82,7 +82,7 @@ def expand_postgresql() -> None:
         for name, unique, rest in (
             ("uq_email_dispatches_idempotency_key", "UNIQUE", "(idempotency_key)"),
             ("ix_email_dispatches_batch_id", "", "(batch_id)"),
-            ("ix_email_dispatches_status", "", "(status)"),
+            ("ix_email_dispatches_failed", "", "(id) WHERE status = 'failed'"),
             (
                 "ix_email_dispatches_due",
                 "",
@@ -104,7 +104,7 @@ def expand_sqlite() -> None:
         table.create_check_constraint(op.f("ck_email_dispatches_pending_never_sent_nor_held"), NEVER_RESENT)
     op.execute("CREATE UNIQUE INDEX uq_email_dispatches_idempotency_key ON email_dispatches (idempotency_key)")
     op.execute("CREATE INDEX ix_email_dispatches_batch_id ON email_dispatches (batch_id)")
-    op.execute("CREATE INDEX ix_email_dispatches_status ON email_dispatches (status)")
+    op.execute("CREATE INDEX ix_email_dispatches_failed ON email_dispatches (id) WHERE status = 'failed'")
     op.execute(
         "CREATE INDEX ix_email_dispatches_due ON email_dispatches "
         "(coalesce(queued_until, next_attempt_at, created_at)) WHERE status = 'pending'"
@@ -184,7 +184,7 @@ def contract_postgresql() -> None:
 
 
 def contract_sqlite() -> None:
-    for name in ("due", "status", "batch_id"):
+    for name in ("due", "failed", "batch_id"):
         op.execute(f"DROP INDEX ix_email_dispatches_{name}")
     op.execute("DROP INDEX uq_email_dispatches_idempotency_key")
     with copy_of_table() as table:

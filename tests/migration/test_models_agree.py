@@ -17,6 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*expression-based index")
 
 PARTIAL = {
     "ix_email_dispatches_due": "status = 'pending'",
+    "ix_email_dispatches_failed": "status = 'failed'",
     "uq_dead_letters_row": "row_id IS NOT NULL",
     "uq_dead_letters_item": "row_id IS NULL AND batch_id IS NOT NULL",
     "uq_dead_letters_record": "row_id IS NULL AND batch_id IS NULL",
