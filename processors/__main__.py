@@ -1,0 +1,262 @@
+"""The command line: `afluente`, also `python -m processors`.
+
+Each command reads the settings, does its work and ends with a named exit code. Not here: how real things are put
+together (`_compose.py`) and run (`_serve.py`).
+"""
+
+import asyncio
+import functools
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, ParamSpec
+
+import orjson
+import typer
+from alembic.util import CommandError
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress
+from sqlalchemy import update
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from models.slices import InvalidImport
+from models.tables import ProcessorOffset
+from processors import _compose, _migrate, _publish, _serve, _status, _tables
+from processors._backfill import backfill as backfill_rows
+from processors._settings import Settings, load_settings
+from streams.database import connect, is_away
+from streams.errors import DatabaseAway, NotMigrated, StreamsError
+from streams.exit_codes import ExitCode, exit_code
+
+P = ParamSpec("P")
+
+ALL = "all"
+
+EPILOG = "Exit codes: " + ", ".join(f"{code.value} {code.name.lower()}" for code in ExitCode) + "."
+
+PIPE_WIDTH = 140
+"""Room for whole tables where there is no terminal that says how much it has."""
+
+app = typer.Typer(
+    help="Splits import batches into one small stream per recipient and mails each of them once.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # its tracebacks print local variables, which are people's data
+)
+out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+err = Console(soft_wrap=True, highlight=False, stderr=True)
+
+
+def main() -> None:
+    """The installed command."""
+    app(prog_name="afluente")
+
+
+def _named(command: Callable[P, None]) -> Callable[P, None]:
+    """Say in one line on stderr what went wrong, without traceback, and end with the code that has its name."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except* StreamsError as group:
+            for line in dict.fromkeys(map(str, _leaves(group))):
+                err.print(f"afluente: {line}", markup=False)
+            code = exit_code(group)
+        else:
+            return
+        raise typer.Exit(code)
+
+    return wrapped
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
+
+
+def _fail(code: ExitCode, sentence: str) -> typer.Exit:
+    err.print(f"afluente: {sentence}", markup=False)
+    return typer.Exit(code)
+
+
+# ---- run
+
+
+@app.command()
+@_named
+def run(
+    processors: Annotated[
+        list[str], typer.Argument(help=f"{', '.join(_compose.PROCESSORS)}; several run in one process, or {ALL}")
+    ],
+) -> None:
+    """Run processors until SIGTERM or SIGINT; what is in flight is finished and recorded."""
+    names = _names(processors)
+    settings = load_settings()
+    _compose.check(settings, names)
+    raise typer.Exit(_serve.serve(settings, names))
+
+
+def _names(wanted: list[str]) -> list[str]:
+    unknown = [name for name in wanted if name not in _compose.PROCESSORS and name != ALL]
+    if unknown:
+        known = ", ".join([*_compose.PROCESSORS, ALL])
+        raise typer.BadParameter(f"there is no processor {', '.join(map(repr, unknown))}; there are {known}")
+    return list(_compose.PROCESSORS) if ALL in wanted else list(dict.fromkeys(wanted))
+
+
+# ---- the database
+
+
+@app.command()
+@_named
+def migrate(revision: Annotated[str, typer.Option(help="where to stop")] = "head") -> None:
+    """Bring the database to the newest schema. Several at once wait for one another."""
+    url = load_settings().database_url.get_secret_value()
+    try:
+        done = asyncio.run(_reached(_migrate.migrate(url, revision)))
+    except CommandError as error:
+        raise _fail(ExitCode.USAGE, str(error)) from None
+    out.print("migrated" if done else "nothing to do", f"to revision {revision}" if done else f"at revision {revision}")
+
+
+@app.command()
+@_named
+def backfill() -> None:
+    """Give the rows that the old code inserted their status and key. May be run again at any time."""
+
+    async def work(engine: AsyncEngine) -> None:
+        found = await backfill_rows(engine)
+        out.print(f"{found.rows} rows, {found.keys} of them with a key")
+
+    _with_database(work)
+
+
+@app.command()
+@_named
+def pause(
+    processor: Annotated[str, typer.Argument(help="its name")],
+    reason: Annotated[str, typer.Option(help="why, for those who ask `status`")] = "",
+) -> None:
+    """Let a processor take nothing more until `resume`; it notices within seconds and finishes what it has."""
+    _set_paused(processor, True, reason or None)
+
+
+@app.command()
+@_named
+def resume(processor: Annotated[str, typer.Argument(help="its name")]) -> None:
+    """Let a paused processor go on."""
+    _set_paused(processor, False, None)
+
+
+def _set_paused(processor: str, paused: bool, reason: str | None) -> None:
+    [name] = _names([processor])
+    if _compose.PROCESSORS[name].reads is None:
+        raise typer.BadParameter(f"{name} reads no stream: it has no position that could be paused")
+    row = ProcessorOffset.__table__  # type: ignore[attr-defined]
+
+    async def work(engine: AsyncEngine) -> int:
+        async with engine.begin() as connection:
+            statement = update(row).where(row.c.processor == name).values(paused=paused, paused_reason=reason)
+            return (await connection.execute(statement)).rowcount
+
+    count = _with_database(work)
+    if not count:
+        raise _fail(ExitCode.FAILED, f"{name} has never run here: there is no position to change")
+    out.print(f"{name} {'paused' if paused else 'goes on'} in {count} partition{'s' if count > 1 else ''}")
+
+
+# ---- batches
+
+
+@app.command()
+@_named
+def publish(
+    file: Annotated[
+        typer.FileBinaryRead,
+        typer.Argument(metavar="FILE|-", help="a JSON array of registrations; - is standard input"),
+    ],
+) -> None:
+    """Write a batch to the stream of imports. To publish it again mails nobody twice."""
+    settings = load_settings()
+    body = file.read()
+    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=err, transient=True) as progress:
+        task = progress.add_task("publishing", total=None)
+        try:
+            done = asyncio.run(
+                _publishing(settings, body, lambda items, total: progress.update(task, completed=items, total=total))
+            )
+        except InvalidImport as error:
+            raise _fail(ExitCode.BAD_INPUT, f"{file.name}: {error}; nothing was published") from None
+    for index, size in done.oversize:
+        err.print(f"item {index} has {size:,} bytes, more than a message may have: it will be rejected as too_large")
+    records = f"{done.records} record{'' if done.records == 1 else 's'}"
+    out.print(f"batch {done.batch_id}: {done.items:,} registrations in {records} of {settings.imports_stream}")
+
+
+async def _publishing(settings: Settings, body: bytes, progress: Callable[[int, int], None]) -> _publish.Published:
+    log = _compose.connect_log(settings, "afluente publish")
+    try:
+        await log.open()
+        return await _publish.publish(log, _compose.imports_spec(settings), body, progress)
+    finally:
+        await log.close()
+
+
+@app.command()
+@_named
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="for programs, all on one line")] = False,
+    batches: Annotated[int, typer.Option(min=0, help="how many of the newest batches to show")] = 20,
+) -> None:
+    """How far each processor is, and what became of each batch; counted from rows at the time of asking."""
+    settings = load_settings()
+    log = _compose.connect_log(settings, "afluente status")
+    readers = _compose.readers(settings)
+
+    async def work(engine: AsyncEngine) -> _status.Status:
+        try:
+            return await _status.status(engine, log, readers, batches)
+        finally:
+            await log.close()
+
+    found = _with_database(work)
+    if found.log_away is not None:
+        err.print(f"the log does not answer, ends are those last seen: {found.log_away}", markup=False)
+    if as_json:
+        sys.stdout.write(orjson.dumps(found).decode() + "\n")
+    else:
+        for table in _tables.tables(found):
+            out.print(table)
+
+
+# ---- what commands share
+
+
+def _with_database(work: Callable[[AsyncEngine], Coroutine[Any, Any, Any]]) -> Any:
+    """Run `work` on a database of the newest schema. Raises DatabaseAway and NotMigrated; nothing is waited for."""
+    return asyncio.run(_reached(_on_database(load_settings(), work)))
+
+
+async def _on_database(settings: Settings, work: Callable[[AsyncEngine], Coroutine[Any, Any, Any]]) -> Any:
+    engine = connect(settings.database_url.get_secret_value(), "afluente")
+    try:
+        if not await _migrate.current_is_head(engine):
+            raise NotMigrated(_compose.NOT_MIGRATED)
+        return await work(engine)
+    finally:
+        await engine.dispose()
+
+
+async def _reached(work: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        return await work
+    except Exception as error:
+        if is_away(error):
+            raise DatabaseAway(f"the database does not answer: {type(error).__name__}") from error
+        raise
+
+
+if __name__ == "__main__":
+    main()

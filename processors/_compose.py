@@ -1,0 +1,259 @@
+"""How real things are put together from the settings: log, database, limits, and each processor by its name.
+
+Everything that a processor is given is made here and nowhere else. Not here: how they run (`_serve.py`).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from models.registration import MAILABLE
+from processors import outbox_relay
+from processors._migrate import current_is_head
+from processors._settings import Settings
+from processors.mailer import processor as mailer
+from processors.mailer import smtp
+from processors.mailer.mail import Frame, Sender
+from processors.mailer.mailable import load_mailable
+from processors.outbox_relay import OutboxRelay
+from processors.splitter import processor as splitter
+from streams.breaker import BreakerPolicy
+from streams.database import connect
+from streams.errors import LogError, NotMigrated
+from streams.log import Log, StreamSpec
+from streams.logs import open_log
+from streams.processor import Limits
+from streams.recovery import RecoveryPolicy
+from streams.relay import Relay, Tail
+from streams.runtime import Runtime
+from streams.sql import Database
+from streams.telemetry import Metrics
+from streams.transforms import TransformRuntime
+
+log = structlog.get_logger(__name__)
+
+NOT_MIGRATED = "the database has not the tables that this release needs; run `afluente migrate` first"
+
+LOG_AWAY_SECONDS = 60.0
+"""How long a start waits for a log that does not answer, before it leaves the waiting to whoever started it."""
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """What the processors of one process share."""
+
+    settings: Settings
+    log: Log
+    engine: AsyncEngine
+    metrics: Metrics
+
+    @property
+    def limits(self) -> Limits:
+        return limits(self.settings)
+
+
+class Runner(Protocol):
+    """A processor that is ready to run; it ends by itself some time after `stop` is set."""
+
+    async def run(self, stop: asyncio.Event) -> None: ...
+
+
+# ---- the house
+
+
+def connect_log(settings: Settings, label: str) -> Log:
+    """The log of LOG_URL, not opened yet. `label` is what a broker shows of this connection."""
+    return open_log(
+        settings.log_url.get_secret_value(),
+        ca_file=settings.log_ca_file,
+        heartbeat=settings.log_heartbeat_seconds,
+        label=label,
+    )
+
+
+@asynccontextmanager
+async def open_house(settings: Settings, label: str, metrics: Metrics) -> AsyncIterator[House]:
+    """Everything opened that processors share, closed again at the end of the block.
+
+    Waits for a database or a log that does not answer yet. Raises DatabaseAway, NotMigrated, LogError, LogRefused.
+    """
+    engine = connect(settings.database_url.get_secret_value(), label, pool_size=10)
+    source = connect_log(settings, label)
+    try:
+        await _check_database(engine, limits(settings).database_away)
+        await _open_patiently(source)
+        yield House(settings, source, engine, metrics)
+    finally:
+        await source.close()
+        await engine.dispose()
+
+
+async def _check_database(engine: AsyncEngine, away_seconds: float) -> None:
+    await Database(engine, away_seconds).patiently(lambda sql: sql.fetch("SELECT 1"))
+    if not await current_is_head(engine):
+        raise NotMigrated(NOT_MIGRATED)
+
+
+async def _open_patiently(source: Log) -> None:
+    loop, delay = asyncio.get_running_loop(), 0.5
+    give_up = loop.time() + LOG_AWAY_SECONDS
+    while True:
+        try:
+            return await source.open()
+        except LogError as error:
+            if loop.time() + delay > give_up:
+                raise
+            log.warning("log.away", error=str(error), again_in=delay)
+        await asyncio.sleep(delay)
+        delay = min(delay * 2, 5.0)
+
+
+def limits(settings: Settings) -> Limits:
+    """The bounds of a process, as the settings have them."""
+    s = settings
+    return Limits(
+        turn_records=s.turn_records,
+        slots=s.slots,
+        in_doubt=s.in_doubt,
+        recovery=RecoveryPolicy(s.max_attempts, s.backoff_seconds, s.backoff_jitter, s.on_unknown_outcome),
+        breaker=BreakerPolicy(s.breaker_threshold, s.breaker_probe_seconds, s.breaker_probe_max_seconds),
+        act_timeout=s.act_timeout_seconds,
+        reply_timeout=s.reply_timeout,
+        commit_allowance=s.commit_allowance_seconds,
+        lease=s.lease,
+        idle_look=s.idle_look_seconds,
+        visibility=s.queued_visibility_seconds,
+        rate_per_second=s.smtp_rate_per_second,
+        relay_batch=s.relay_batch,
+        relay_poll=s.relay_poll_seconds,
+        repeat_lag_limit=s.repeat_lag_limit,
+    )
+
+
+# ---- streams
+
+
+def imports_spec(settings: Settings) -> StreamSpec:
+    """The stream of import lists."""
+    return _spec(settings, settings.imports_stream, 0)
+
+
+def recipients_spec(settings: Settings) -> StreamSpec:
+    """The super stream with a message per recipient."""
+    return _spec(settings, settings.recipients_stream, settings.recipients_partitions)
+
+
+def _spec(settings: Settings, name: str, partitions: int) -> StreamSpec:
+    s = settings
+    return StreamSpec(name, partitions, s.stream_max_age_seconds, s.stream_max_bytes, s.stream_segment_bytes)
+
+
+# ---- processors
+
+
+def _splitter(house: House) -> Runner:
+    s = house.settings
+    transform = splitter.Splitter(s.imports_stream, s.recipients_stream)
+    return TransformRuntime(transform, house.log, house.engine, house.limits, house.metrics)
+
+
+def _outbox_relay(house: House) -> Runner:
+    s = house.settings
+    tails = [Tail(mailer.TABLE, s.recipients_stream, mailer.NAME, mailer.retry_message)]
+    return OutboxRelay([_relay(house, tail) for tail in tails])
+
+
+def _relay(house: House, tail: Tail) -> Relay:
+    return Relay(tail, house.log, house.engine, house.limits, house.metrics)
+
+
+class _MailerRunner:
+    """The mailer with its connections to the mail server."""
+
+    def __init__(self, runtime: Runtime, pool: smtp.Pool) -> None:
+        self._runtime, self._pool = runtime, pool
+
+    async def run(self, stop: asyncio.Event) -> None:
+        try:
+            await self._runtime.run(stop)
+        finally:
+            await self._pool.close()
+
+
+def _mailer(house: House) -> Runner:
+    s = house.settings.require("SMTP_HOST", "MAIL_FROM")
+    address = s.mail_from or ""
+    pool = smtp.Pool(_smtp_config(s), s.slots)
+    processor = mailer.Mailer(
+        s.recipients_stream,
+        load_mailable(MAILABLE, s.mail_templates),
+        Frame(_sender(s)),
+        pool,
+        envelope_from=s.mail_envelope_from or address,
+        message_id_domain=s.mail_message_id_domain or address.rpartition("@")[2],
+        permanent_5xx_is_final=s.permanent_5xx_is_final,
+    )
+    return _MailerRunner(Runtime(processor, house.log, house.engine, house.limits, house.metrics), pool)
+
+
+def _smtp_config(settings: Settings) -> smtp.SmtpConfig:
+    s = settings
+    return smtp.SmtpConfig(
+        s.smtp_host or "",
+        s.smtp_port,
+        s.smtp_security,
+        username=s.smtp_username,
+        password=s.smtp_password.get_secret_value() if s.smtp_password else None,
+        ca_file=str(s.smtp_ca_file) if s.smtp_ca_file else None,
+        local_hostname=s.smtp_local_hostname,
+        connect_timeout=s.smtp_connect_timeout_seconds,
+        reply_timeout=s.reply_timeout,
+    )
+
+
+def _sender(settings: Settings) -> Sender:
+    s = settings
+    lists = (("List-Id", s.mail_list_id), ("List-Unsubscribe", s.mail_list_unsubscribe))
+    return Sender(
+        s.mail_from or "",
+        s.mail_from_name or "",
+        s.mail_reply_to,
+        tuple((name, value) for name, value in lists if value is not None),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A processor that can be run: the streams that it needs, and how it is built."""
+
+    build: Callable[[House], Runner]
+    streams: tuple[Callable[[Settings], StreamSpec], ...]
+    reads: Callable[[Settings], str] | None = None
+    """The name of the stream in which it has a position."""
+    needs: tuple[str, ...] = ()
+    """Settings that have no default and that only this one requires."""
+
+
+PROCESSORS: dict[str, Entry] = {
+    splitter.NAME: Entry(_splitter, (imports_spec, recipients_spec), lambda settings: settings.imports_stream),
+    mailer.NAME: Entry(
+        _mailer, (recipients_spec,), lambda settings: settings.recipients_stream, ("SMTP_HOST", "MAIL_FROM")
+    ),
+    outbox_relay.NAME: Entry(_outbox_relay, (recipients_spec,)),
+}
+"""Every processor by its name: that of its Deployment, and of its label in metrics."""
+
+
+def check(settings: Settings, names: Iterable[str]) -> None:
+    """Raise BadSettings that names every setting which these processors need and do not find."""
+    settings.require(*dict.fromkeys(need for name in names for need in PROCESSORS[name].needs))
+
+
+def readers(settings: Settings) -> dict[str, str]:
+    """Which processor reads which stream."""
+    return {name: entry.reads(settings) for name, entry in PROCESSORS.items() if entry.reads is not None}
