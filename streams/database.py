@@ -45,6 +45,7 @@ def connect(url: str, application_name: str, *, pool_size: int = 5) -> AsyncEngi
     """
     parsed = _checked(url)
     pool = {"pool_size": pool_size, "max_overflow": pool_size, "pool_timeout": POOL_WAIT_SECONDS}
+    pool["hide_parameters"] = True  # they are people's data, and errors are logged
     if parsed.drivername == "postgresql+asyncpg":
         engine = create_async_engine(
             parsed,

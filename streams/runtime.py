@@ -258,7 +258,13 @@ class Runtime:
             if is_away(error):
                 raise
             if len(planned) <= 1:
-                log.exception("record.refused_by_database", stream=assignment.partition.name)
+                # not the error's text: it quotes the row, which is somebody's data
+                log.error(
+                    "record.refused_by_database",
+                    stream=assignment.partition.name,
+                    error=type(error).__name__,
+                    sqlstate=getattr(error, "sqlstate", None),
+                )
                 for entry, record, _ in planned:
                     self._lay_to_rest(assignment, entry, record, "unexpected_error", type(error).__name__)
                 await assignment.begun(sql)
@@ -553,15 +559,8 @@ class Runtime:
     def _letters(self, group: Group, failed: Sequence[Row]) -> list[DeadLetter]:
         where = {w.claim.row_id: (w.assignment, w.entry) for w in group.finished}
         where |= {c.row_id: (a, c.entry) for a, c in group.refused}
-        reasons = {o.row_id: o.reason for o in group.outcomes}
-        letters = []
-        for row in failed:
-            if row["status"] != "failed":
-                continue
-            assignment, entry = where[row["id"]]
-            reason = recovery.OUTCOME_UNKNOWN if row["held"] else reasons.get(row["id"], recovery.ATTEMPTS_USED_UP)
-            letters.append(self._letter_of_row(assignment, entry, row, reason))
-        return letters
+        ended = [row for row in failed if row["status"] == "failed"]
+        return [self._letter_of_row(*where[row["id"]], row, _reason(group, row)) for row in ended]
 
     def _letter_of_row(self, assignment: Assignment, entry: Entry, row: Row, reason: str) -> DeadLetter:
         return DeadLetter(
@@ -613,7 +612,7 @@ class Runtime:
                 attempts=row["attempts"],
                 held=row["held"],
             )
-            self._metrics.dead_letter(self.processor.name, recovery.OUTCOME_UNKNOWN if row["held"] else "failed")
+            self._metrics.dead_letter(self.processor.name, _reason(group, row))
             if self.processor.reports_failures:
                 telemetry.capture_final_failure(
                     error, processor=self.processor.name, key=row["row_key"], row_id=row["id"]
@@ -632,6 +631,14 @@ class Runtime:
             self._metrics.lag(self.processor.name, assignment)
             if assignment.fenced and assignment.subscription is not None and not self._stopping:
                 await assignment.subscription.restart()
+
+
+def _reason(group: Group, row: Row) -> str:
+    """Why a row has failed, as a code."""
+    if row["held"]:
+        return recovery.OUTCOME_UNKNOWN
+    reasons = {outcome.row_id: outcome.reason for outcome in group.outcomes}
+    return reasons.get(row["id"], recovery.ATTEMPTS_USED_UP)
 
 
 def _outcome_word(work: Work, row: Row | None) -> str:
