@@ -45,7 +45,7 @@ def connect(url: str, application_name: str, *, pool_size: int = 5) -> AsyncEngi
     """
     parsed = _checked(url)
     pool = {"pool_size": pool_size, "max_overflow": pool_size, "pool_timeout": POOL_WAIT_SECONDS}
-    pool["hide_parameters"] = True  # they are people's data, and errors are logged
+    options: dict[str, Any] = {**pool, "hide_parameters": True}  # errors are logged, parameters are people's data
     if parsed.drivername == "postgresql+asyncpg":
         engine = create_async_engine(
             parsed,
@@ -55,13 +55,13 @@ def connect(url: str, application_name: str, *, pool_size: int = 5) -> AsyncEngi
                 "server_settings": {"application_name": application_name, "timezone": "UTC"},
                 "timeout": 10,
             },
-            **pool,
+            **options,
         )
         _notice_silence(engine.sync_engine)
     else:
         # AUTOCOMMIT is what a connection goes back to when somebody asked for a level of his own; see _prepare_sqlite
         engine = create_async_engine(
-            parsed, connect_args={"timeout": BUSY_SECONDS}, isolation_level="AUTOCOMMIT", **pool
+            parsed, connect_args={"timeout": BUSY_SECONDS}, isolation_level="AUTOCOMMIT", **options
         )
         _prepare_sqlite(engine.sync_engine)
     _distrust_read_only(engine.sync_engine)

@@ -259,7 +259,7 @@ class Runtime:
                 raise
             if len(planned) <= 1:
                 # not the error's text: it quotes the row, which is somebody's data
-                log.error(
+                log.error(  # noqa: TRY400 - see above
                     "record.refused_by_database",
                     stream=assignment.partition.name,
                     error=type(error).__name__,
