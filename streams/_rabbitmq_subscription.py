@@ -94,9 +94,9 @@ class Buffer:
 class RabbitSubscription:
     """See `streams.log.Subscription`.
 
-    Delivers from the position that the owner names, never from before it. A position beyond the end of the stream
-    delivers nothing until the stream has grown up to it (the broker starts at the end, what is below is dropped here):
-    whether the position lies within the bounds is for the owner to check, in `activate`.
+    Delivers from the position that the owner names, never from before it. That the position is not beyond the end of the
+    stream is for the owner to check, in `activate`: there the broker attaches to the end as it is a moment later, so that
+    records may be passed by (those below the position are dropped here). The end itself is a position like any other.
     """
 
     def __init__(

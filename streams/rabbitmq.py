@@ -83,8 +83,8 @@ class RabbitLog:
     async def declare(self, spec: StreamSpec) -> None:
         """See `streams.log.Log`; LogRefused also for the other kind, and for a plain stream with another retention."""
         connection = (await self._admin()).connection
-        names = await self._partition_names(connection, spec.name)
-        plain = not names and await self._exists(connection, spec.name)
+        plain = await self._exists(connection, spec.name)
+        names = [] if plain else await self._partition_names(connection, spec.name)
         if names and not spec.partitions:
             raise LogRefused(f"{spec.name} exists as a super stream of {len(names)} partitions, not as a plain stream")
         if plain and spec.partitions:
@@ -105,9 +105,9 @@ class RabbitLog:
     async def partitions(self, stream: str) -> list[Partition]:
         """See `streams.log.Log`."""
         connection = (await self._admin()).connection
-        names = await self._partition_names(connection, stream)
-        if not names and await self._exists(connection, stream):
-            names = [stream]
+        # In this order, because the broker logs an error when it is asked for the partitions of a plain stream.
+        plain = await self._exists(connection, stream)
+        names = [stream] if plain else await self._partition_names(connection, stream)
         if not names:
             raise StreamMissing(f"there is no stream {stream}")
         return [Partition(stream, index, name) for index, name in enumerate(names)]
