@@ -8,6 +8,7 @@ import asyncio
 import functools
 import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
 import orjson
@@ -22,6 +23,8 @@ from models.slices import InvalidImport
 from models.tables import ProcessorOffset
 from processors import _compose, _migrate, _publish, _serve, _status, _tables
 from processors._backfill import backfill as backfill_rows
+from processors._demo import demo as _demo
+from processors._demo.display import Display
 from processors._settings import Settings, load_settings
 from streams.database import connect, is_away
 from streams.errors import DatabaseAway, NotMigrated, StreamsError
@@ -229,6 +232,20 @@ def status(
     else:
         for table in _tables.tables(found):
             out.print(table)
+
+
+@app.command()
+@_named
+def demo(
+    folder: Annotated[Path | None, typer.Option(help="keep its files here; default: a temporary folder")] = None,
+) -> None:
+    """See it work on this machine alone: 1,000 registrations, a mail server that misbehaves, no services, no root."""
+    outcome = _demo.demo(folder, Display(out))
+    for sentence in outcome.disagreements:
+        err.print(f"afluente: {sentence}", markup=False)
+    sys.stdout.write(orjson.dumps(outcome.result).decode() + "\n")
+    if outcome.disagreements:
+        raise typer.Exit(ExitCode.FAILED)
 
 
 # ---- what commands share
