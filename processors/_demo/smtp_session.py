@@ -161,9 +161,8 @@ class Session:
         if rule := self._sink.rule("body", self._recipients):
             await self._carry_out(rule)
         self._buffer[:0] = b"\r\n"  # so that a dot alone is the end too
-        raw = (await self._until(b"\r\n.\r\n"))[2:-3].replace(b"\r\n..", b"\r\n.")
-        raw = raw[1:] if raw.startswith(b"..") else raw
-        await self._finish(raw)
+        received = await self._until(b"\r\n.\r\n")
+        await self._finish(received[:-3].replace(b"\r\n.", b"\r\n")[2:])
 
     async def _finish(self, raw: bytes) -> None:
         rule = self._sink.rule("dot", self._recipients)

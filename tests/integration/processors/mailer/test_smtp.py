@@ -15,6 +15,7 @@ import trustme
 from processors._demo.sink import Sink
 from processors.mailer.mail import BadAddress, Frame, Sender, message_id
 from processors.mailer.smtp import NotDelivered, OutcomeUnknown, Pool, Refused, SetupFault, SmtpConfig
+from processors.mailer.transaction import Connection
 from streams.errors import LeaseOver
 
 FROM = "noreply@example.org"
@@ -97,6 +98,13 @@ def ca_file(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> 
     return str(path)
 
 
+async def opened(pool: Pool) -> Connection:
+    """The connection on which the pool will send its next mail."""
+    connection = await pool._open(asyncio.get_running_loop().time() + 5)
+    pool._give_back(connection)
+    return connection
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Look again and again, for at most ten seconds."""
     for _ in range(1000):
@@ -149,15 +157,11 @@ async def test_server_gets_the_same_bytes_from_us_as_from_aiosmtplib(body: bytes
         assert (ours.sender, ours.recipients) == (theirs.sender, theirs.recipients)
 
 
-async def test_body_is_out_of_our_hands_before_the_gate_when_the_server_reads_slowly(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_body_is_out_of_our_hands_before_the_gate_when_the_server_reads_slowly() -> None:
     """A dot behind a full buffer would go out some time after its lease was checked."""
     body = b"Subject: x\r\n\r\n" + (b"x" * 998 + b"\r\n") * 20_000
     async with served() as (sink, pool):
-        connection = await pool._open(asyncio.get_running_loop().time() + 5)
-        monkeypatch.setattr(pool, "_idle", [connection])
-        connection.idle_since = asyncio.get_running_loop().time()
+        connection = await opened(pool)
         left: list[int] = []
 
         async def look() -> None:
@@ -427,6 +431,7 @@ async def test_mail_is_not_delivered_when_the_connection_ends_before_the_dot(
         with pytest.raises(OutcomeUnknown if frozen_with_dot else NotDelivered):
             await send(pool, gate=gate)
         assert not sink.mails
+        assert sink.connections == 1
         assert gate.checks == (1 if frozen_with_dot else 0)
         sink.forget()
         await send(pool, body=mail(2))
@@ -483,6 +488,23 @@ async def test_mail_is_not_delivered_when_replies_make_no_sense(reply: str, unex
         assert not sink.mails
 
 
+@pytest.mark.parametrize(
+    ("reply", "outcome"), [("250 2.0.0 ok: kept", NotDelivered), ("552 5.2.3 enough", Refused), ("hm", NotDelivered)]
+)
+async def test_reply_that_comes_before_the_dot_is_never_taken_for_that_of_the_dot(
+    reply: str, outcome: type[Exception]
+) -> None:
+    """A server that speaks unasked is not trusted with the dot; if it says no, that is what the mail failed of."""
+    async with served() as (sink, pool):
+        connection = await opened(pool)
+        sink.script("body", reply=reply)
+        gate = OpenGate(at_wait=lambda: until(lambda: not connection.usable))
+        with pytest.raises(outcome):
+            await send(pool, gate=gate)
+        assert gate.checks == 0
+        assert not sink.mails
+
+
 async def test_connection_is_replaced_when_it_was_idle_for_too_long() -> None:
     """A firewall may have forgotten it without telling either side."""
     async with served({"idle_seconds": 0.0}) as (sink, pool):
@@ -499,6 +521,7 @@ async def test_server_has_no_mail_when_the_lease_is_over_before_the_dot() -> Non
     async with served() as (sink, pool):
         with pytest.raises(LeaseOver):
             await send(pool, gate=OpenGate(at_check=LeaseOver("over")))
+        assert not pool._idle
         await send(pool, body=mail(2))
         assert [m.raw for m in sink.mails] == [mail(2)]
         assert sink.connections == 2
@@ -536,6 +559,7 @@ async def test_server_has_no_mail_and_the_pool_goes_on_when_a_send_is_cancelled_
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        assert not pool._idle
         await send(pool, body=mail(2))
         assert [m.raw for m in sink.mails] == [mail(2)]
 

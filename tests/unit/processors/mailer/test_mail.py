@@ -179,6 +179,7 @@ def test_odd_dots_stay_as_they_are_and_can_be_parsed(address: str) -> None:
         "sam@",
         "sam@exa\u2028mple.com",
         "sam@ex\u2100mple.com",
+        "sam@ex\u2474.com",
         "x" * 250 + "@example.com",
         "sam@" + "ü" * 70 + ".example",
         "",
