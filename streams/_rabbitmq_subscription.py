@@ -94,9 +94,9 @@ class Buffer:
 class RabbitSubscription:
     """See `streams.log.Subscription`.
 
-    Delivers from the position that the owner names, never from before it. That the position is not beyond the end of the
-    stream is for the owner to check, in `activate`: there the broker attaches to the end as it is a moment later, so that
-    records may be passed by (those below the position are dropped here). The end itself is a position like any other.
+    Delivers from the position that the owner names, never from before it. That the position is not beyond the end of
+    the stream is for the owner to check, in `activate`: there the broker attaches to the end as it is a moment later,
+    so that records may be passed by (those below the position are dropped here). The end itself is a good position.
     """
 
     def __init__(

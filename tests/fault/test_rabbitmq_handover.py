@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+from streams._rabbitmq_subscription import CREDIT, RabbitSubscription
 from streams.log import Partition
 from streams.testing import NotingOwner, collect, eventually
 from tests.support.rabbit import Rabbit
@@ -215,16 +216,31 @@ async def test_answer_is_not_used_when_the_connection_was_lost_meanwhile(rabbit:
 
 
 async def test_delivery_does_not_dry_up_when_a_partition_changes_hands_many_times(rabbit: Rabbit) -> None:
-    """Chunks that come too late for an activation are dropped, and their credit must return all the same."""
-    partition = await rabbit.new_partition()
-    for _ in range(30):
-        await rabbit.publish(partition, [b"." * 100] * 10)  # many chunks
+    """Chunks that are dropped because another member takes over owe the broker their credit all the same."""
+    partitions = await rabbit.new_stream(partitions=2)
+    for partition in partitions:
+        for _ in range(30):
+            await rabbit.publish(partition, [b"." * 100] * 10)  # many chunks
     owners = [NotingOwner(), NotingOwner()]
-    logs = [await rabbit.new_log(direct=True), await rabbit.new_log(direct=True)]
-    subscriptions = [await log.subscribe(partition, "group", owner) for log, owner in zip(logs, owners, strict=True)]
-    for turn in range(6):
-        active = turn % 2
-        assert len(await collect(subscriptions[active], 5)) == 5
-        await subscriptions[active].restart()
+    log = await rabbit.new_log(direct=True)
+    staying = [await log.subscribe(p, "group", owner) for p, owner in zip(partitions, owners, strict=True)]
+    for _ in range(2 * CREDIT):
+        for subscription in staying:
+            await subscription.ready()
+        other = await rabbit.new_log(direct=True)
+        coming = [await other.subscribe(partition, "group", NotingOwner()) for partition in partitions]
+        await whoever_reads(coming)
+        await other.close()
 
-    await collect(subscriptions[0], 300)
+    for subscription in staying:
+        await collect(subscription, 300)
+    assert sum(owner.deactivations for owner in owners) == 2 * CREDIT
+
+
+async def whoever_reads(members: list[RabbitSubscription]) -> RabbitSubscription:
+    """The member that has something to take."""
+    waiting = {asyncio.create_task(member.ready()): member for member in members}
+    done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=20)
+    for task in pending:
+        task.cancel()
+    return waiting[done.pop()]
