@@ -9,7 +9,7 @@ import functools
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import orjson
 import typer
@@ -21,16 +21,17 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from models.slices import InvalidImport
 from models.tables import ProcessorOffset
-from processors import _compose, _migrate, _publish, _serve, _status, _tables
+from processors import _compose, _house, _migrate, _publish, _serve, _status, _tables
 from processors._backfill import backfill as backfill_rows
 from processors._demo import demo as _demo
 from processors._demo.display import Display
 from processors._settings import Settings, load_settings
-from streams.database import connect, is_away
-from streams.errors import DatabaseAway, NotMigrated, StreamsError
+from streams.database import connect
+from streams.errors import StreamsError
 from streams.exit_codes import ExitCode, exit_code
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 ALL = "all"
 
@@ -118,7 +119,8 @@ def migrate(revision: Annotated[str, typer.Option(help="where to stop")] = "head
     """Bring the database to the newest schema. Several at once wait for one another."""
     url = load_settings().database_url.get_secret_value()
     try:
-        done = asyncio.run(_reached(_migrate.migrate(url, revision)))
+        with _house.database_errors():
+            done = asyncio.run(_migrate.migrate(url, revision))
     except CommandError as error:
         raise _fail(ExitCode.USAGE, str(error)) from None
     out.print("migrated" if done else "nothing to do", f"to revision {revision}" if done else f"at revision {revision}")
@@ -199,7 +201,7 @@ def publish(
 
 
 async def _publishing(settings: Settings, body: bytes, progress: Callable[[int, int], None]) -> _publish.Published:
-    log = _compose.connect_log(settings, "afluente publish")
+    log = _house.connect_log(settings, "afluente publish")
     try:
         await log.open()
         return await _publish.publish(log, _compose.imports_spec(settings), body, progress)
@@ -215,7 +217,7 @@ def status(
 ) -> None:
     """How far each processor is, and what became of each batch; counted from rows at the time of asking."""
     settings = load_settings()
-    log = _compose.connect_log(settings, "afluente status")
+    log = _house.connect_log(settings, "afluente status")
     readers = _compose.readers(settings)
 
     async def work(engine: AsyncEngine) -> _status.Status:
@@ -251,28 +253,19 @@ def demo(
 # ---- what commands share
 
 
-def _with_database(work: Callable[[AsyncEngine], Coroutine[Any, Any, Any]]) -> Any:
+def _with_database(work: Callable[[AsyncEngine], Coroutine[Any, Any, T]]) -> T:
     """Run `work` on a database of the newest schema. Raises DatabaseAway and NotMigrated; nothing is waited for."""
-    return asyncio.run(_reached(_on_database(load_settings(), work)))
+    with _house.database_errors():
+        return asyncio.run(_on_database(load_settings(), work))
 
 
-async def _on_database(settings: Settings, work: Callable[[AsyncEngine], Coroutine[Any, Any, Any]]) -> Any:
+async def _on_database(settings: Settings, work: Callable[[AsyncEngine], Coroutine[Any, Any, T]]) -> T:
     engine = connect(settings.database_url.get_secret_value(), "afluente")
     try:
-        if not await _migrate.current_is_head(engine):
-            raise NotMigrated(_compose.NOT_MIGRATED)
+        await _house.check_migrated(engine)
         return await work(engine)
     finally:
         await engine.dispose()
-
-
-async def _reached(work: Coroutine[Any, Any, Any]) -> Any:
-    try:
-        return await work
-    except Exception as error:
-        if is_away(error):
-            raise DatabaseAway(f"the database does not answer: {type(error).__name__}") from error
-        raise
 
 
 if __name__ == "__main__":

@@ -1,20 +1,16 @@
-"""How real things are put together from the settings: log, database, limits, and each processor by its name.
+"""Each processor by its name, put together from the settings with all that it is given.
 
-Everything that a processor is given is made here and nowhere else. Not here: how they run (`_serve.py`).
+Not here: what they share (`_house.py`), and how they run (`_serve.py`).
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-import structlog
-from sqlalchemy.ext.asyncio import AsyncEngine
-
 from models.registration import MAILABLE
 from processors import outbox_relay
-from processors._migrate import current_is_head
+from processors._house import House
 from processors._settings import Settings
 from processors.mailer import processor as mailer
 from processors.mailer import smtp
@@ -22,117 +18,16 @@ from processors.mailer.mail import Frame, Sender
 from processors.mailer.mailable import load_mailable
 from processors.outbox_relay import OutboxRelay
 from processors.splitter import processor as splitter
-from streams.breaker import BreakerPolicy
-from streams.database import connect
-from streams.errors import LogError, NotMigrated
-from streams.log import Log, StreamSpec
-from streams.logs import open_log
-from streams.processor import Limits
-from streams.recovery import RecoveryPolicy
+from streams.log import StreamSpec
 from streams.relay import Relay, Tail
 from streams.runtime import Runtime
-from streams.sql import Database
-from streams.telemetry import Metrics
 from streams.transforms import TransformRuntime
-
-log = structlog.get_logger(__name__)
-
-NOT_MIGRATED = "the database has not the tables that this release needs; run `afluente migrate` first"
-
-LOG_AWAY_SECONDS = 60.0
-"""How long a start waits for a log that does not answer, before it leaves the waiting to whoever started it."""
-
-
-@dataclass(frozen=True, slots=True)
-class House:
-    """What the processors of one process share."""
-
-    settings: Settings
-    log: Log
-    engine: AsyncEngine
-    metrics: Metrics
-
-    @property
-    def limits(self) -> Limits:
-        return limits(self.settings)
 
 
 class Runner(Protocol):
     """A processor that is ready to run; it ends by itself some time after `stop` is set."""
 
     async def run(self, stop: asyncio.Event) -> None: ...
-
-
-# ---- the house
-
-
-def connect_log(settings: Settings, label: str) -> Log:
-    """The log of LOG_URL, not opened yet. `label` is what a broker shows of this connection."""
-    return open_log(
-        settings.log_url.get_secret_value(),
-        ca_file=settings.log_ca_file,
-        heartbeat=settings.log_heartbeat_seconds,
-        label=label,
-    )
-
-
-@asynccontextmanager
-async def open_house(settings: Settings, label: str, metrics: Metrics) -> AsyncIterator[House]:
-    """Everything opened that processors share, closed again at the end of the block.
-
-    Waits for a database or a log that does not answer yet. Raises DatabaseAway, NotMigrated, LogError, LogRefused.
-    """
-    engine = connect(settings.database_url.get_secret_value(), label, pool_size=10)
-    source = connect_log(settings, label)
-    try:
-        await _check_database(engine, limits(settings).database_away)
-        await _open_patiently(source)
-        yield House(settings, source, engine, metrics)
-    finally:
-        await source.close()
-        await engine.dispose()
-
-
-async def _check_database(engine: AsyncEngine, away_seconds: float) -> None:
-    await Database(engine, away_seconds).patiently(lambda sql: sql.fetch("SELECT 1"))
-    if not await current_is_head(engine):
-        raise NotMigrated(NOT_MIGRATED)
-
-
-async def _open_patiently(source: Log) -> None:
-    loop, delay = asyncio.get_running_loop(), 0.5
-    give_up = loop.time() + LOG_AWAY_SECONDS
-    while True:
-        try:
-            return await source.open()
-        except LogError as error:
-            if loop.time() + delay > give_up:
-                raise
-            log.warning("log.away", error=str(error), again_in=delay)
-        await asyncio.sleep(delay)
-        delay = min(delay * 2, 5.0)
-
-
-def limits(settings: Settings) -> Limits:
-    """The bounds of a process, as the settings have them."""
-    s = settings
-    return Limits(
-        turn_records=s.turn_records,
-        slots=s.slots,
-        in_doubt=s.in_doubt,
-        recovery=RecoveryPolicy(s.max_attempts, s.backoff_seconds, s.backoff_jitter, s.on_unknown_outcome),
-        breaker=BreakerPolicy(s.breaker_threshold, s.breaker_probe_seconds, s.breaker_probe_max_seconds),
-        act_timeout=s.act_timeout_seconds,
-        reply_timeout=s.reply_timeout,
-        commit_allowance=s.commit_allowance_seconds,
-        lease=s.lease,
-        idle_look=s.idle_look_seconds,
-        visibility=s.queued_visibility_seconds,
-        rate_per_second=s.smtp_rate_per_second,
-        relay_batch=s.relay_batch,
-        relay_poll=s.relay_poll_seconds,
-        repeat_lag_limit=s.repeat_lag_limit,
-    )
 
 
 # ---- streams

@@ -11,7 +11,8 @@ import structlog
 from sqlalchemy import select
 
 from models.tables import ProcessorOffset
-from processors._compose import PROCESSORS, House, Runner, open_house
+from processors._compose import PROCESSORS, Runner
+from processors._house import House, open_house
 from processors._settings import Settings
 from streams import telemetry
 from streams.exit_codes import ExitCode

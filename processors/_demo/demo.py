@@ -19,10 +19,10 @@ from pathlib import Path
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from processors import _compose, _publish, _status
-from processors._compose import House, open_house
 from processors._demo import batch, count
 from processors._demo.count import Result
 from processors._demo.display import Display
+from processors._house import House, open_house
 from processors._migrate import migrate
 from processors._serve import run_processors
 from processors._settings import Settings
