@@ -1,6 +1,6 @@
-"""The import job in the test's own process: splitter, mailers and relay as `_compose.py` builds them, and ways to look.
+"""The import job in the test's own process: splitter, mailers and relay as `_compose.py` builds them; ways to look.
 
-What a test asks of it is what people ask: the rows, `status`, the dead letters, SQL, and what arrived at the mail server.
+What a test asks is what people ask: the rows, `status`, the dead letters, SQL, and what arrived at the mail server.
 """
 
 import asyncio
@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,8 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from models.slices import batch_id
 from processors import _compose, _publish, _status
-from processors._compose import House, open_house
 from processors._demo.sink import Sink
+from processors._house import House, open_house
 from processors._serve import run_processors
 from processors._settings import Settings, check_lease, check_orders
 from streams.database import connect
@@ -26,7 +27,7 @@ from streams.logs import open_log
 from streams.message import Message, decode
 from streams.telemetry import Metrics
 from streams.testing import NotingOwner, eventually
-from tests.support.databases import query
+from tests.support.databases import from_now, query
 from tests.support.sites import Site
 
 PROCESSORS = ("splitter", "mailer", "outbox_relay")
@@ -58,6 +59,12 @@ def address(number: int) -> str:
 def bare(body: bytes) -> bytes:
     """A record as any AMQP client may write it: one data section and not a single property."""
     return b"\x00\x53\x75\xb0" + len(body).to_bytes(4, "big") + body
+
+
+def seconds(at: datetime | str) -> float:
+    """A stored time in seconds since 1970; without a zone it is UTC."""
+    at = datetime.fromisoformat(at) if isinstance(at, str) else at
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
 class Looks:
@@ -109,6 +116,11 @@ class Looks:
         """SQL as a person types it."""
         return await query(self.engine, statement, **parameters)
 
+    async def now(self) -> float:
+        """The database's clock, in seconds since 1970."""
+        [row] = await self.sql(f"SELECT {from_now(self.engine, 0)} AS now")
+        return seconds(row["now"])
+
     async def rows(self) -> list[dict[str, Any]]:
         """All dispatches, in the order of their index in the batch."""
         return await self.sql("SELECT * FROM email_dispatches ORDER BY batch_id, batch_index")
@@ -146,6 +158,10 @@ class Looks:
         assert found.adds_up
         return found
 
+    async def received(self, batch: str, times: int) -> None:
+        """An AssertionError until the splitter has counted the batch so many times."""
+        assert (await self.batch(batch)).times_received == times
+
     def mails(self) -> Counter[str]:
         """How many mails each address got."""
         return Counter(recipient for mail in self.sink.mails for recipient in mail.recipients)
@@ -167,7 +183,9 @@ class Looks:
 
     async def stored(self) -> int:
         """How many messages the stream of recipients has at most: the sum of its ends."""
-        return sum([(await self.log.bounds(p)).next for p in await self.log.partitions(self.settings.recipients_stream)])
+        return sum(
+            [(await self.log.bounds(p)).next for p in await self.log.partitions(self.settings.recipients_stream)]
+        )
 
     @property
     def reader(self) -> Log:
@@ -228,7 +246,11 @@ class Job(Looks):
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
         return self
 
     async def __aexit__(
@@ -280,7 +302,7 @@ class Job(Looks):
     def check(self) -> None:
         if self._running is not None and self._running.done():
             self._running.result()
-            raise AssertionError("the processors have ended by themselves")
+            raise RuntimeError("the processors have ended by themselves")
 
     @property
     def reader(self) -> Log:
