@@ -105,6 +105,11 @@ async def opened(pool: Pool) -> Connection:
     return connection
 
 
+def patience(do: str) -> dict[str, Any]:
+    """Short where the test must wait for it, and long enough for a busy machine elsewhere."""
+    return {"reply_timeout": 1.0 if do == "freeze" else 5.0}
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Look again and again, for at most ten seconds."""
     for _ in range(1000):
@@ -399,7 +404,7 @@ async def test_421_is_a_refusal_when_it_comes_twice() -> None:
 @pytest.mark.parametrize("do", ["reset", "close", "freeze"])
 async def test_mail_goes_out_on_a_new_connection_when_the_idle_one_had_died(do: Any, pipelining: bool) -> None:
     """Found at MAIL, before anything was accepted; a connection that died without a word is found by its time-out."""
-    async with served({"reply_timeout": 0.5}, pipelining=pipelining) as (sink, pool):
+    async with served(patience(do), pipelining=pipelining) as (sink, pool):
         await send(pool)
         sink.script("mail", do, times=1)
         await send(pool, body=mail(2))
@@ -423,7 +428,7 @@ async def test_mail_is_not_delivered_when_the_connection_ends_before_the_dot(
     stage: Any, do: Any, pipelining: bool
 ) -> None:
     """Whatever happens then, the server has no whole mail; a frozen one is given up after its time-out."""
-    async with served({"reply_timeout": 0.3}, pipelining=pipelining) as (sink, pool):
+    async with served(patience(do), pipelining=pipelining) as (sink, pool):
         sink.script(stage, do)
         gate = OpenGate(at_wait=lambda: asyncio.sleep(0.1))
         # At `body` a frozen server has the dot in its buffer: only it knows that it never reads it.
@@ -441,7 +446,7 @@ async def test_mail_is_not_delivered_when_the_connection_ends_before_the_dot(
 @pytest.mark.parametrize("do", ["reset", "close", "freeze"])
 async def test_outcome_is_unknown_when_the_reply_to_the_dot_never_comes(do: Any) -> None:
     """The server has the mail and we do not know it: neither a repetition nor a `sent` is ours to decide."""
-    async with served({"reply_timeout": 0.3}) as (sink, pool):
+    async with served(patience(do)) as (sink, pool):
         sink.script("dot", do, times=1)
         with pytest.raises(OutcomeUnknown):
             await send(pool)
