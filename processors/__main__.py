@@ -34,6 +34,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ALL = "all"
+STDIN = "<stdin>"
 
 EPILOG = "Exit codes: " + ", ".join(f"{code.value} {code.name.lower()}" for code in ExitCode) + "."
 
@@ -193,7 +194,7 @@ def publish(
                 _publishing(settings, body, lambda items, total: progress.update(task, completed=items, total=total))
             )
         except InvalidImport as error:
-            raise _fail(ExitCode.BAD_INPUT, f"{file.name}: {error}; nothing was published") from None
+            raise _fail(ExitCode.BAD_INPUT, f"{getattr(file, 'name', STDIN)}: {error}; nothing was published") from None
     for index, size in done.oversize:
         err.print(f"item {index} has {size:,} bytes, more than a message may have: it will be rejected as too_large")
     records = f"{done.records} record{'' if done.records == 1 else 's'}"
