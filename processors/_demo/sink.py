@@ -121,6 +121,11 @@ class Sink:
             session.cancel()
         await asyncio.gather(*sessions, return_exceptions=True)
 
+    @property
+    def open_connections(self) -> int:
+        """How many there are at the moment; `connections` counts all there ever were."""
+        return len(self._sessions)
+
     def script(self, at: Stage, do: Action = "reply", **what: Any) -> Rule:
         """Add a rule (fields of `Rule`). Of several that apply the latest wins, so that it can override."""
         rule = Rule(at, do, **what)
