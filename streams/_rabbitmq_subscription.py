@@ -226,8 +226,7 @@ class RabbitSubscription:
             log.exception("%s: the owner of the subscription failed", self.partition.name)
             self._give_up("the owner failed")
             return
-        if connection.lost.done():
-            return
+        connection.check()
         # An update that came meanwhile says that we are to be inactive again: deliver nothing for this one.
         if update.active and not self._updates and not self._restarting:
             self._buffer.start(position)
@@ -272,7 +271,7 @@ class RabbitSubscription:
     def _on_chunk(self, chunk: schema.Deliver) -> None:
         if self._buffer.add(chunk):
             self._readable.set()
-        else:  # a credit not returned is lost for good, and the last one lost is silence
+        else:  # a credit that does not return is lost for good, and with the last one comes silence
             self._owed += 1
             self._wake.set()
 
@@ -280,7 +279,7 @@ class RabbitSubscription:
         """Stop handing out at this very moment, whichever way it goes; what is older must not be read any more.
 
         rstream goes on delivering what it has queued, for seconds, while the next member reads the same records
-        (tests/fault/test_rabbitmq_handover.py::test_no_record_is_read_twice_when_a_second_member_joins).
+        (tests/fault/test_rabbitmq_handover.py::test_nothing_is_handed_out_while_the_owner_finishes).
         """
         self._stop_delivery()
         self._updates.append(update)

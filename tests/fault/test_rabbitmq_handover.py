@@ -158,6 +158,46 @@ async def test_no_record_is_read_twice_when_a_second_member_joins(rabbit: Rabbit
     assert {name for ledger in ledgers for name, _ in ledger} == {"first", "second"}
 
 
+class HesitatingOwner(NotingOwner):
+    """Takes its time to finish."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_finish = asyncio.Event()
+
+    async def deactivate(self, partition: Partition) -> None:
+        """Note the call and wait."""
+        await super().deactivate(partition)
+        await self.may_finish.wait()
+
+
+async def test_nothing_is_handed_out_while_the_owner_finishes(rabbit: Rabbit) -> None:
+    """What is buffered belongs to the next member from the moment the broker asks; that one waits for the answer."""
+    partitions = await rabbit.new_stream(partitions=2)
+    for partition in partitions:
+        await rabbit.publish(partition, [b"."] * 10)
+    owners = [HesitatingOwner(), HesitatingOwner()]
+    log = await rabbit.new_log(direct=True)
+    staying = [await log.subscribe(p, "group", owner) for p, owner in zip(partitions, owners, strict=True)]
+    for subscription in staying:
+        await collect(subscription, 1)
+    other = await rabbit.new_log(direct=True)
+    coming = [await other.subscribe(partition, "group", NotingOwner(1)) for partition in partitions]
+
+    def asked() -> int:
+        assert sum(owner.deactivations for owner in owners) == 1
+        return next(index for index, owner in enumerate(owners) if owner.deactivations)
+
+    index = await eventually(asked)
+    assert staying[index].take(10) == []
+    assert coming[index].take(10) == []
+    owners[index].may_finish.set()
+
+    assert len(await collect(coming[index], 9)) == 9
+    assert staying[index].take(10) == []
+    assert len(staying[1 - index].take(10)) == 9
+
+
 class RaisingOwner(NotingOwner):
     """Breaks its promise."""
 
@@ -226,7 +266,7 @@ async def test_delivery_does_not_dry_up_when_a_partition_changes_hands_many_time
     staying = [await log.subscribe(p, "group", owner) for p, owner in zip(partitions, owners, strict=True)]
     for _ in range(2 * CREDIT):
         for subscription in staying:
-            await subscription.ready()
+            await asyncio.wait_for(subscription.ready(), 20)
         other = await rabbit.new_log(direct=True)
         coming = [await other.subscribe(partition, "group", NotingOwner()) for partition in partitions]
         await whoever_reads(coming)
