@@ -187,7 +187,8 @@ def publish(
     """Write a batch to the stream of imports. To publish it again mails nobody twice."""
     settings = load_settings()
     body = file.read()
-    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=err, transient=True) as progress:
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("publishing", total=None)
         try:
             done = asyncio.run(
