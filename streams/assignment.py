@@ -147,12 +147,8 @@ class Assignment:
             self._changed(self)
 
     async def begin(self, sql: Sql) -> int:
-        """Count this start; returns how many starts have made no progress. See `KILLS_ITS_READER`."""
-        starts = await offsets.begin(sql, self.processor, self.partition)
-        if starts > KILLS_ITS_READER and not self.isolated:
-            self.isolated = ISOLATED_RECORDS
-            log.error("partition.reads_one_by_one", stream=self.partition.name, starts_without_progress=starts - 1)
-        return starts
+        """Records were taken: count this start; returns how many have made no progress. See `KILLS_ITS_READER`."""
+        return await offsets.begin(sql, self.processor, self.partition)
 
     async def begun(self, sql: Sql) -> None:
         """Plan has committed: this start made progress."""
@@ -227,7 +223,9 @@ class Assignment:
     def _adopt(self, position: Position) -> None:
         self.position, self.window = position, Window(position.next_offset)
         self.fenced, self.active, self._skip_to, self._expected_ms = False, True, position.next_offset, None
-        self.isolated = 0
+        self.isolated = ISOLATED_RECORDS if position.starts >= KILLS_ITS_READER else 0
+        if self.isolated:
+            log.error("partition.reads_one_by_one", stream=self.partition.name, starts_without_progress=position.starts)
 
     def _compare(self, record: Record) -> None:
         expected, self._expected_ms = self._expected_ms, None

@@ -213,11 +213,13 @@ class Runtime:
 
     async def _turn(self, assignment: Assignment) -> None:
         """One turn up to the plan; acting and recording go on by themselves."""
-        starts = await self._database.patiently(assignment.begin)
         records = assignment.take(1 if assignment.isolated else self.limits.turn_records)
-        self._step("taken")
+        if not records:
+            return
         entries = [assignment.enter(record) for record in records]
-        if records and starts > KILLS_ITS_READER + 1:
+        starts = await self._database.patiently(assignment.begin)
+        self._step("taken")
+        if starts > KILLS_ITS_READER + 1:
             self._lay_to_rest(
                 assignment, entries[0], records[0], "kills_its_reader", f"{starts - 1} starts ended at this record"
             )

@@ -108,11 +108,13 @@ class TransformRuntime:
 
     async def _turn(self, assignment: Assignment) -> None:
         """One turn of this partition, from its records to the offset behind them."""
-        starts = await self._database.patiently(assignment.begin)
         records = self._take(assignment)
-        self._step("taken")
+        if not records:
+            return
         results = [_Result(assignment.enter(record), record) for record in records]
-        if results and starts > KILLS_ITS_READER + 1:
+        starts = await self._database.patiently(assignment.begin)
+        self._step("taken")
+        if starts > KILLS_ITS_READER + 1:
             self._lay_to_rest(assignment, results[0], "kills_its_reader", f"{starts - 1} starts ended at this record")
         for result in results:
             if result.dead is None:
