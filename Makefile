@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check static fmt up down migrate run bench clean
+.PHONY: help setup demo test check static fmt up down migrate run bench profile clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -44,9 +44,11 @@ migrate: setup ## Bring the database of DATABASE_URL to the newest schema
 run: setup ## Run one processor, or all: make run P=mailer
 	@$(BIN)/afluente run $(or $(P),$(error say which processor: make run P=mailer, or P=all))
 
-bench: setup ## Run the benchmarks of the folder bench/
-	@test -d bench || { echo "make bench runs the benchmarks of the folder bench/, which is not here yet"; exit 2; }
+bench: setup ## Measure against FastStream, kills, split, memory; starts what it needs (15 minutes)
 	@$(BIN)/python -m bench
+
+profile: setup ## Flame graph of a processor at work: make profile P=mailer
+	@$(BIN)/python -m bench.profiling $(or $(P),$(error say which processor: make profile P=mailer))
 
 clean: ## Remove the environment and all caches (not the services' data)
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
