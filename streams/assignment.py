@@ -27,6 +27,9 @@ KILLS_ITS_READER = 3
 ISOLATED_RECORDS = 500
 """How many records are read one by one before all is taken to be well again: a turn's worth."""
 
+MAX_ID = 200
+"""Characters of a message's id that are kept beside the offset, for people."""
+
 log = structlog.get_logger(__name__)
 
 

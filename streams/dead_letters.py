@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streams.sql import Sql, now
+from streams.sql import Sql, now, storable
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def _values(letter: DeadLetter) -> tuple[object, ...]:
         letter.row_id,
         letter.claim_no,
         letter.reason,
-        letter.error,
+        storable(letter.error),
         letter.attempts,
         letter.body,
         hashlib.sha256(letter.body).hexdigest() if letter.body is not None else None,

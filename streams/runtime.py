@@ -17,7 +17,7 @@ docs/life-of-a-row.md.
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from streams import recovery, telemetry
-from streams.assignment import KILLS_ITS_READER, Assignment, Entry
+from streams.assignment import KILLS_ITS_READER, MAX_ID, Assignment, Entry
 from streams.breaker import Breaker
 from streams.database import dialect, is_away
 from streams.dead_letters import DeadLetter, lay
@@ -38,7 +38,7 @@ from streams.offsets import Advance
 from streams.pace import Pace
 from streams.processor import Claim, Gate, Limits, NewRow, RowProcessor, RowRef, clock
 from streams.rows import Outcome, Recorded, Rows
-from streams.sql import Database, Row, Sql
+from streams.sql import Database, Row, Sql, storable
 
 log = structlog.get_logger(__name__)
 
@@ -237,7 +237,7 @@ class Runtime:
         for n, (record, entry) in enumerate(zip(records, entries, strict=True), 1):
             try:
                 message = decode(record.data)
-                entry.record_id = message.id
+                entry.record_id = storable(message.id, MAX_ID)
                 planned.append((entry, record, self.processor.plan(message)))
             except Undecodable as error:
                 self._lay_to_rest(assignment, entry, record, "undecodable", str(error))
@@ -394,9 +394,7 @@ class Runtime:
             # the act ends by its deadline itself; this is the net under it
             async with asyncio.timeout_at(gate.deadline + 1.0):
                 stored = await self.processor.act(claim, gate)
-            work.outcome = Outcome(
-                claim.row_id, claim.claim_no, sent=True, stored={f"new_{k}": v for k, v in stored.items()}
-            )
+            work.outcome = Outcome(claim.row_id, claim.claim_no, sent=True, stored=_stored(stored))
         except LeaseOver as error:
             work.error = error
         except Exception as error:
@@ -420,7 +418,7 @@ class Runtime:
         return Outcome(
             work.claim.row_id,
             work.claim.claim_no,
-            error=str(error)[:2000],
+            error=storable(str(error), 2000),
             reason=last.reason if isinstance(last, recovery.Final) else recovery.ATTEMPTS_USED_UP,
             waits=tuple(d.delay if isinstance(d, recovery.RetryAt) else None for d in decisions),
             held=held,
@@ -633,6 +631,10 @@ class Runtime:
             self._metrics.lag(self.processor.name, assignment)
             if assignment.fenced and assignment.subscription is not None and not self._stopping:
                 await assignment.subscription.restart()
+
+
+def _stored(columns: Mapping[str, object]) -> dict[str, object]:
+    return {f"new_{name}": storable(value) if isinstance(value, str) else value for name, value in columns.items()}
 
 
 def _reason(group: Group, row: Row) -> str:

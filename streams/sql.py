@@ -136,6 +136,11 @@ class Database:
                 return result
 
 
+def storable(text: str, limit: int | None = None) -> str:
+    """The text as both databases can keep it: without the NUL and the lone surrogates that others may send."""
+    return text[:limit].encode(errors="replace").decode().replace("\0", "\ufffd")
+
+
 _PARAMETER = re.compile(r"\$(\d+)")
 
 

@@ -14,14 +14,14 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from streams import offsets, telemetry
-from streams.assignment import KILLS_ITS_READER, Assignment, Entry
+from streams.assignment import KILLS_ITS_READER, MAX_ID, Assignment, Entry
 from streams.dead_letters import DeadLetter, lay
 from streams.errors import Reject, Undecodable
 from streams.log import Log, Partition, Publisher, Record
 from streams.masking import mask
 from streams.message import decode
 from streams.processor import Limits, Transform, Transformed
-from streams.sql import Database, Sql
+from streams.sql import Database, Sql, storable
 
 log = structlog.get_logger(__name__)
 
@@ -140,7 +140,7 @@ class TransformRuntime:
     async def _transform(self, assignment: Assignment, result: _Result) -> None:
         try:
             message = decode(result.record.data)
-            result.entry.record_id = message.id
+            result.entry.record_id = storable(message.id, MAX_ID)
             for step in self.transform.transform(message, result.record.offset, len(self._targets)):
                 result.transformed = step
                 await asyncio.sleep(0)  # a long record must not hold the loop
