@@ -167,11 +167,11 @@ class Assignment:
             saved = await offsets.load(sql, self.processor, self.partition)
         if saved is None or self.position is None or not self.active:
             return
-        if saved.epoch != self.position.epoch or (
-            not self.window.entries and saved.next_offset > self.window.next_offset
-        ):
+        # a halt that was wiped out by hand is judged anew: reading on from here would be the jump it prevents
+        moved = saved.epoch != self.position.epoch or saved.halted_reason != self.position.halted_reason
+        if moved or (not self.window.entries and saved.next_offset > self.window.next_offset):
             self.fence()
-        elif (saved.paused, saved.halted_reason) != (self.position.paused, self.position.halted_reason):
+        elif saved.paused != self.position.paused:
             self.position = saved
             log.info("processor.paused" if saved.paused else "processor.resumed", reason=saved.paused_reason)
             self._wake()
