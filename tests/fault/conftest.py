@@ -9,6 +9,9 @@ import uvloop
 
 from tests.conftest import Services
 from tests.support.rabbit import Rabbit, rabbit_behind_proxy
+from tests.support.sites import embedded_site, migrated, services_site, sink, site
+
+__all__ = ["embedded_site", "migrated", "rabbit", "services_site", "sink", "site"]
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Callable[[], Any]]:

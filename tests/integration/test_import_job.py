@@ -1,7 +1,6 @@
 """The import job from a published list to the mail server, on both sites: each person's e-mail comes out once."""
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -205,17 +204,26 @@ async def test_retries_are_spread_and_never_early_when_many_fail_at_once(site: S
         assert max(due) - min(due) > 6
 
 
-async def test_times_are_of_this_moment_in_utc_when_they_are_stored(site: Site, sink: Sink) -> None:
-    """Aware and naive columns alike, whatever the zone of the database (O-30; the pod's zone: tests/fault)."""
-    began = time.time()
-    if site.kind == "services":
-        async with Looks(site, sink) as looks:
-            [database] = await looks.sql("SELECT current_database() AS name")
-            await looks.sql(f"ALTER DATABASE {database['name']} SET timezone = 'America/New_York'")
-    async with Job(site, sink) as job:
-        await job.publish([person(1)])
-        await job.settled(1)
-        times = "created_at, updated_at, sent_at, dispatched_at"
-        [row] = await job.sql(f"SELECT {times} FROM email_dispatches")
-        for name, value in row.items():
-            assert abs(seconds(value) - began) < 60, name
+# ---- several mailers
+
+
+async def test_each_is_mailed_once_when_mailers_read_the_same_messages_at_the_same_time(site: Site, sink: Sink) -> None:
+    """Every partition holds all 300: three mailers insert and claim the same rows, and one of them wins each (O-27)."""
+    async with Job(site, sink, processors=["splitter"]) as job:
+        await job.publish(people(300))
+        await eventually(lambda: are_stored(job, 300))
+        messages = [message.encode() for message in await job.recipients()]
+    async with Looks(site, sink) as looks:
+        for partition in range(looks.settings.recipients_partitions):
+            await looks.put(*messages, stream=looks.settings.recipients_stream, partition=partition)
+    async with Job(site, sink, mailers=3) as job:
+        await job.settled(300)
+        assert job.mails() == {address(n): 1 for n in range(1, 301)}
+        assert set((await job.attempts()).values()) == {1}
+        assert await job.count("doubts > 0") == 0
+
+
+async def are_stored(job: Job, count: int) -> None:
+    """So many messages are in the stream of recipients."""
+    job.check()
+    assert await job.stored() == count

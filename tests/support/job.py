@@ -154,9 +154,10 @@ class Looks:
 
     async def batch(self, batch: str) -> _status.BatchStatus:
         """What `status` shows of one batch."""
-        [found] = [b for b in (await self.status()).batches if b.batch_id == batch]
-        assert found.adds_up
-        return found
+        found = [b for b in (await self.status()).batches if b.batch_id == batch]
+        assert len(found) == 1, "the splitter has not seen it yet"
+        assert found[0].adds_up
+        return found[0]
 
     async def received(self, batch: str, times: int) -> None:
         """An AssertionError until the splitter has counted the batch so many times."""
