@@ -5,16 +5,14 @@ together (`_compose.py`) and run (`_serve.py`).
 """
 
 import asyncio
-import functools
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import orjson
 import typer
 from alembic.util import CommandError
-from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -23,23 +21,19 @@ from models.slices import InvalidImport
 from models.tables import ProcessorOffset
 from processors import _compose, _house, _migrate, _publish, _serve, _status, _tables
 from processors._backfill import backfill as backfill_rows
+from processors._console import err, fail, named, out
 from processors._demo import demo as _demo
 from processors._demo.display import Display
 from processors._settings import Settings, load_settings
 from streams.database import connect
-from streams.errors import StreamsError
-from streams.exit_codes import ExitCode, exit_code
+from streams.exit_codes import ExitCode
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 ALL = "all"
 STDIN = "<stdin>"
 
 EPILOG = "Exit codes: " + ", ".join(f"{code.value} {code.name.lower()}" for code in ExitCode) + "."
-
-PIPE_WIDTH = 140
-"""Room for whole tables where there is no terminal that says how much it has."""
 
 app = typer.Typer(
     help="Splits import batches into one small stream per recipient and mails each of them once.",
@@ -48,8 +42,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,  # its tracebacks print local variables, which are people's data
 )
-out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-err = Console(soft_wrap=True, highlight=False, stderr=True)
 
 
 def main() -> None:
@@ -57,40 +49,11 @@ def main() -> None:
     app(prog_name="afluente")
 
 
-def _named(command: Callable[P, None]) -> Callable[P, None]:
-    """Say in one line on stderr what went wrong, without traceback, and end with the code that has its name."""
-
-    @functools.wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-        except* StreamsError as group:
-            for line in dict.fromkeys(map(str, _leaves(group))):
-                err.print(f"afluente: {line}", markup=False)
-            code = exit_code(group)
-        else:
-            return
-        raise typer.Exit(code)
-
-    return wrapped
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    return [error]
-
-
-def _fail(code: ExitCode, sentence: str) -> typer.Exit:
-    err.print(f"afluente: {sentence}", markup=False)
-    return typer.Exit(code)
-
-
 # ---- run
 
 
 @app.command()
-@_named
+@named
 def run(
     processors: Annotated[
         list[str], typer.Argument(help=f"{', '.join(_compose.PROCESSORS)}; several run in one process, or {ALL}")
@@ -115,7 +78,7 @@ def _names(wanted: list[str]) -> list[str]:
 
 
 @app.command()
-@_named
+@named
 def migrate(revision: Annotated[str, typer.Option(help="where to stop")] = "head") -> None:
     """Bring the database to the newest schema. Several at once wait for one another."""
     url = load_settings().database_url.get_secret_value()
@@ -123,12 +86,12 @@ def migrate(revision: Annotated[str, typer.Option(help="where to stop")] = "head
         with _house.database_errors():
             done = asyncio.run(_migrate.migrate(url, revision))
     except CommandError as error:
-        raise _fail(ExitCode.USAGE, str(error)) from None
+        raise fail(ExitCode.USAGE, str(error)) from None
     out.print("migrated" if done else "nothing to do", f"to revision {revision}" if done else f"at revision {revision}")
 
 
 @app.command()
-@_named
+@named
 def backfill() -> None:
     """Give the rows that the old code inserted their status and key. May be run again at any time."""
 
@@ -140,7 +103,7 @@ def backfill() -> None:
 
 
 @app.command()
-@_named
+@named
 def pause(
     processor: Annotated[str, typer.Argument(help="its name")],
     reason: Annotated[str, typer.Option(help="why, for those who ask `status`")] = "",
@@ -150,7 +113,7 @@ def pause(
 
 
 @app.command()
-@_named
+@named
 def resume(processor: Annotated[str, typer.Argument(help="its name")]) -> None:
     """Let a paused processor go on."""
     _set_paused(processor, False, None)
@@ -169,7 +132,7 @@ def _set_paused(processor: str, paused: bool, reason: str | None) -> None:
 
     count = _with_database(work)
     if not count:
-        raise _fail(ExitCode.FAILED, f"{name} has never run here: there is no position to change")
+        raise fail(ExitCode.FAILED, f"{name} has never run here: there is no position to change")
     out.print(f"{name} {'paused' if paused else 'goes on'} in {count} partition{'s' if count > 1 else ''}")
 
 
@@ -177,7 +140,7 @@ def _set_paused(processor: str, paused: bool, reason: str | None) -> None:
 
 
 @app.command()
-@_named
+@named
 def publish(
     file: Annotated[
         typer.FileBinaryRead,
@@ -195,7 +158,7 @@ def publish(
                 _publishing(settings, body, lambda items, total: progress.update(task, completed=items, total=total))
             )
         except InvalidImport as error:
-            raise _fail(ExitCode.BAD_INPUT, f"{getattr(file, 'name', STDIN)}: {error}; nothing was published") from None
+            raise fail(ExitCode.BAD_INPUT, f"{getattr(file, 'name', STDIN)}: {error}; nothing was published") from None
     for index, size in done.oversize:
         err.print(f"item {index} has {size:,} bytes, more than a message may have: it will be rejected as too_large")
     records = f"{done.records} record{'' if done.records == 1 else 's'}"
@@ -212,7 +175,7 @@ async def _publishing(settings: Settings, body: bytes, progress: Callable[[int, 
 
 
 @app.command()
-@_named
+@named
 def status(
     as_json: Annotated[bool, typer.Option("--json", help="for programs, all on one line")] = False,
     batches: Annotated[int, typer.Option(min=0, help="how many of the newest batches to show")] = 20,
@@ -239,7 +202,7 @@ def status(
 
 
 @app.command()
-@_named
+@named
 def demo(
     folder: Annotated[Path | None, typer.Option(help="keep its files here; default: a temporary folder")] = None,
 ) -> None:
