@@ -71,7 +71,7 @@ class Work:
     error: Exception | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Group:
     """What one commit of the recorder holds: whatever gathered while the last one ran."""
 
@@ -80,6 +80,8 @@ class Group:
     dead: list[tuple[Assignment, Entry, DeadLetter]] = field(default_factory=list)
     claims: list[tuple[Assignment, Candidate]] = field(default_factory=list)
     advances: list[tuple[Assignment, Advance, Entry]] = field(default_factory=list)
+    slots: int = 0
+    """How many slots are free once this is committed, less the claims that succeed."""
     started: float = 0.0
 
     def __bool__(self) -> bool:
@@ -90,6 +92,16 @@ class Group:
         pairs = [*self.refused, *self.claims]
         letters = [assignment for assignment, _, _ in self.dead]
         return {work.assignment for work in self.finished} | {assignment for assignment, _ in pairs} | set(letters)
+
+    def settle(self, settled: bool = True) -> None:
+        """The offset may pass the records of this group, or has to wait for its commit."""
+        for entry in self.entries():
+            entry.settled = settled
+
+    def entries(self) -> list[Entry]:
+        """The records of which this group holds the outcome."""
+        refused, dead = [c.entry for _, c in self.refused], [entry for _, entry, _ in self.dead]
+        return [work.entry for work in self.finished] + refused + dead
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -119,6 +131,9 @@ class Runtime:
         self._free = limits.slots
         self._group = Group()
         self._committing: Group | None = None
+        self._apart: set[Group] = set()
+        """Parts of a group that somebody's lock holds up."""
+        self._tasks = asyncio.TaskGroup()
         self._work = asyncio.Event()
         self._progress = asyncio.Condition()
         self._stopping = False
@@ -138,7 +153,7 @@ class Runtime:
                 act.cancel()
 
     async def _run(self, stop: asyncio.Event) -> None:
-        async with asyncio.TaskGroup() as tasks:
+        async with self._tasks as tasks:
             background = [tasks.create_task(self._record_forever()), tasks.create_task(self._watch_provider())]
             for partition in await self._log.partitions(self.processor.stream):
                 assignment = self._assign(partition)
@@ -179,7 +194,7 @@ class Runtime:
     def _quiet(self, assignment: Assignment) -> bool:
         if self._in_flight[assignment] or assignment.advance() is not None:
             return False
-        groups = [self._group] if self._committing is None else [self._group, self._committing]
+        groups = [self._group, *self._apart] + ([] if self._committing is None else [self._committing])
         return not any(assignment in group.assignments() for group in groups)
 
     def _changed(self, assignment: Assignment) -> None:
@@ -481,17 +496,16 @@ class Runtime:
     def _gather(self) -> Group:
         """What has ended since the last commit, the records that it settles, and claims for the slots that it frees."""
         group, self._group = self._group, Group()
-        for work in group.finished:
-            work.entry.settled = True
-        for _, candidate in group.refused:
-            candidate.entry.settled = True
-        for _, entry, _ in group.dead:
-            entry.settled = True
+        group.settle()
         for assignment in self._assignments:
             if (move := assignment.advance()) is not None:
                 group.advances.append((assignment, *move))
-        self._free += len(group.finished)
+        finished = len(group.finished)
+        self._free += finished
         group.claims = self._next_claims()
+        # what the claims do not use stays taken until the outcomes are committed: a plan may not claim for it before
+        self._free -= max(0, finished - len(group.claims))
+        group.slots = max(finished, len(group.claims))
         group.started = clock()
         return group
 
@@ -515,32 +529,44 @@ class Runtime:
         except Exception as error:
             if getattr(error, "sqlstate", None) != LOCK_NOT_AVAILABLE:
                 raise
-            recorded = await self._commit_apart(group)
-        self._step("recorded")
-        self._database.answered()
-        self._metrics.committed(self.processor.name, clock() - group.started, len(group.finished))
-        self._metrics.records(self.processor.name, len(group.finished), len(group.dead), len(group.refused))
-        self._conclude(group, recorded)
+            self._part(group)
+        else:
+            self._step("recorded")
+            self._database.answered()
+            self._conclude(group, recorded)
 
-    async def _commit_apart(self, group: Group) -> Recorded:
-        """Somebody has locked a row of the group, or a position: record each outcome by itself.
+    def _part(self, group: Group) -> None:
+        """Somebody has locked a row of the group, or a position: record each outcome by itself, and go on meanwhile.
 
-        Only the locked one waits, as first in the queue for its lock, so that it wins before any new claim.
+        Only the locked one waits; its slot stays taken, and the offset stays before its record.
         """
         log.warning("record.row_is_locked", processor=self.processor.name, outcomes=len(group.finished))
-        parts = [Group(finished=[work]) for work in group.finished]
+        parts = [Group(finished=[work], slots=1, started=group.started) for work in group.finished]
         if group.dead or group.refused:
-            parts.append(Group(dead=group.dead, refused=group.refused))
-        commits = [partial(self._commit_once, group=part) for part in parts]
-        done = await asyncio.gather(*(self._database.patiently(commit) for commit in commits))
+            parts.append(Group(dead=group.dead, refused=group.refused, started=group.started))
         self._requeue(group.claims)
-        group.claims, group.advances = [], []
+        self._free += group.slots - len(group.finished)
+        for part in parts:
+            part.settle(False)
+            self._apart.add(part)
+            self._tasks.create_task(self._record_apart(part))
+
+    async def _record_apart(self, part: Group) -> None:
+        """Commit it however long that takes: first in the queue for its lock, so that it wins before any new claim."""
+        recorded = await self._database.patiently(partial(self._commit_waiting, part=part))
+        self._step("recorded")
+        part.settle()
+        self._apart.discard(part)
+        self._conclude(part, recorded)
         self._work.set()
-        return Recorded([row for recorded in done for row in recorded.failed], True, [])
+
+    async def _commit_waiting(self, sql: Sql, part: Group) -> Recorded:
+        if sql.dialect == "postgresql":
+            await sql.fetch("SET lock_timeout = 0")
+        return await self._commit_once(sql, part)
 
     def _requeue(self, claims: Sequence[tuple[Assignment, Candidate]]) -> None:
         """Put candidates back whose claim was not tried; those of a fenced partition are read again anyway."""
-        self._free += len(claims)
         for assignment, candidate in reversed(claims):
             if not assignment.fenced:
                 self._candidates[assignment].appendleft(candidate)
@@ -579,14 +605,17 @@ class Runtime:
 
     def _conclude(self, group: Group, recorded: Recorded) -> None:
         """The commit is done: slots are free, new claims start, final failures are reported."""
+        self._metrics.committed(self.processor.name, clock() - group.started, len(group.finished))
+        self._metrics.records(self.processor.name, len(group.finished), len(group.dead), len(group.refused))
         if recorded.in_place:
             for assignment, _, last in group.advances:
                 assignment.window.passed(last)
-            self._start_claimed(group.claims, recorded.claimed, group.started, len(group.claims))
+            self._start_claimed(group.claims, recorded.claimed, group.started, group.slots)
         else:
             for assignment, _, _ in group.advances:
                 assignment.fence()
             self._requeue(group.claims)
+            self._free += group.slots
         for work in group.finished:
             self._in_flight[work.assignment] -= 1
             if work.gate.holds_permit and self._permits is not None:
