@@ -236,7 +236,7 @@ class Job(Looks):
     """Looks, and the processors of one site on the test's own loop. `mailers` is how many of them run side by side."""
 
     def __init__(
-        self, site: Site, sink: Sink, *, processors: Sequence[str] = PROCESSORS, mailers: int = 1, **changes: object
+        self, site: Site, sink: Sink, *, processors: Sequence[str] = PROCESSORS, mailers: int = 1, **changes: Any
     ) -> None:
         super().__init__(site, sink, **changes)
         self._names, self._mailers = list(processors), mailers
