@@ -52,7 +52,7 @@ class _StreamStatsResponse(schema.Frame, is_response=True):
 
 
 for _struct in (_Statistic, _StreamStats, _StreamStatsResponse):
-    _struct.prepare()
+    _struct.prepare()  # type: ignore[no-untyped-call]
 
 
 class BoundsReader:

@@ -151,7 +151,8 @@ class Connection:
         self.check()
         task = asyncio.ensure_future(request)
         try:
-            await asyncio.wait({task, self.lost}, return_when=asyncio.FIRST_COMPLETED)
+            either: set[asyncio.Future[Any]] = {task, self.lost}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
         except Exception as error:
