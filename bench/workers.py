@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -77,7 +76,7 @@ class Product(Worker):
         try:
             with urllib.request.urlopen(f"http://{HOST}:{self.port}/metrics", timeout=5) as answer:
                 text = answer.read().decode()
-        except urllib.error.URLError:
+        except OSError:  # refused, reset while it starts or stops, or answered with an error
             return {}
         return {name: float(value) for name, value in re.findall(r"^(\S+) (\S+)$", text, re.MULTILINE)}
 
@@ -145,5 +144,5 @@ def _ready(product: Product) -> bool:
     try:
         with urllib.request.urlopen(f"http://{HOST}:{product.port}/readyz", timeout=5) as answer:
             return bool(answer.status == 200)
-    except urllib.error.URLError:
+    except OSError:  # refused, reset while it starts or stops, or answered with an error
         return False
