@@ -19,8 +19,11 @@ PARTIAL = {
     "ix_email_dispatches_due": "status = 'pending'",
     "ix_email_dispatches_failed": "status = 'failed'",
     "uq_dead_letters_row": "row_id IS NOT NULL",
-    "uq_dead_letters_item": "row_id IS NULL AND batch_id IS NOT NULL",
+    "uq_dead_letters_item": "row_id IS NULL AND batch_id IS NOT NULL AND redriven_from IS NULL",
+    "uq_dead_letters_item_again": "row_id IS NULL AND batch_id IS NOT NULL AND redriven_from IS NOT NULL",
     "uq_dead_letters_record": "row_id IS NULL AND batch_id IS NULL",
+    "ix_dead_letters_body_hash": "row_id IS NULL AND batch_id IS NULL",
+    "ix_dead_letters_unpublished": "published_at IS NULL",
 }
 CHECKS = {"ck_email_dispatches_status", "ck_email_dispatches_pending_never_sent_nor_held"}
 

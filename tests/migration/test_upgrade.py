@@ -136,7 +136,7 @@ async def insert_of_the_engine(engine: AsyncEngine) -> tuple[int, int, int]:
     return first, second, third
 
 
-@pytest.mark.parametrize("revision", ["0001", "0002", "0003", "0004"])
+@pytest.mark.parametrize("revision", ["0001", "0002", "0003", "0004", "0005"])
 async def test_each_step_can_be_taken_back_alone(url: str, engine: AsyncEngine, revision: str) -> None:
     """Up to head, down to each revision, and up again."""
     await migrate(url)
@@ -144,6 +144,23 @@ async def test_each_step_can_be_taken_back_alone(url: str, engine: AsyncEngine, 
     assert not await current_is_head(engine)
     assert await migrate(url)
     assert await current_is_head(engine)
+
+
+LETTER = """INSERT INTO dead_letters
+    (processor, source_stream, source_partition, reason, error, batch_id, item_index, redriven_from)
+    VALUES ('splitter', 'imports', 0, 'invalid_registration', 'e', 'b', 7, {})"""
+
+
+async def test_first_letters_stay_when_dead_letters_are_taken_back(url: str, engine: AsyncEngine) -> None:
+    """A registration that was rejected twice has two letters; the older schema holds one, and takes no second."""
+    await migrate(url)
+    for redriven_from in ("NULL", 1):
+        await query(engine, LETTER.format(redriven_from))
+    await downgrade(url, "0005")
+    assert [row["id"] for row in await query(engine, "SELECT id FROM dead_letters")] == [1]
+    await migrate(url)
+    [row] = await query(engine, "SELECT redriven_from, first_at FROM dead_letters")
+    assert (row["redriven_from"], row["first_at"]) == (None, None)
 
 
 async def test_migrate_does_nothing_when_a_newer_release_has_migrated(url: str, engine: AsyncEngine) -> None:
