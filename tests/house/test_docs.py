@@ -83,3 +83,39 @@ def test_every_document_is_in_the_index() -> None:
     linked = {target for document, _, target, _ in links() if document == index}
     lost = [str(path.relative_to(ROOT)) for path in files("docs/*") if path != index and path not in linked]
     assert not lost
+
+
+# ---- operating.md: what people look for at night
+
+OPERATING = ROOT / "docs/operating.md"
+
+
+def code() -> str:
+    """All code of the application, as one text."""
+    return "\n".join(
+        path.read_text(encoding="utf-8") for path in files("models/*.py", "streams/*.py", "processors/*.py")
+    )
+
+
+def test_every_exit_code_is_explained_under_its_number() -> None:
+    """It is all that a dead pod says."""
+    rows = re.findall(r"^\| (\d+) \| (\w+) \|", prose(OPERATING), re.MULTILINE)
+    assert [(int(number), name) for number, name in rows] == [(code.value, code.name.lower()) for code in ExitCode]
+
+
+def test_every_metric_and_log_event_that_is_explained_exists() -> None:
+    """An alert on a metric that nobody writes never comes."""
+    text, source = prose(OPERATING), code()
+    events = {event for event in re.findall(r"`([a-z]+\.[a-z_]+)`", text) if not event.endswith((".py", ".md"))}
+    metrics = set(re.findall(r"`(afluente_\w+)`", text))
+    assert len(events) > 15
+    assert len(metrics) > 10
+    assert not {name for name in events | metrics if f'"{name}"' not in source}
+
+
+def test_every_reason_of_a_dead_letter_is_explained() -> None:
+    """Whoever finds one in the table finds what to do about it here."""
+    raised = re.findall(r'(?:Reject|InvalidImport|BadAddress)\(\s*"(\w+)"', code())
+    laid = re.findall(r'_lay_to_rest\([^"]*"(\w+)"', code())
+    named = {"attempts_used_up", "outcome_unknown", "invalid_registration", "too_large"}
+    assert not {reason for reason in {*raised, *laid, *named} if f"`{reason}`" not in prose(OPERATING)}
