@@ -62,6 +62,8 @@ def run(
     """Run processors until SIGTERM or SIGINT; what is in flight is finished and recorded."""
     names = _names(processors)
     settings = load_settings()
+    if ALL in processors:
+        names = _compose.all_names(settings)
     _compose.check(settings, names)
     raise typer.Exit(_serve.serve(settings, names))
 

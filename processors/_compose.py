@@ -6,11 +6,17 @@ Not here: what they share (`_house.py`), and how they run (`_serve.py`).
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
+from pydantic import SecretStr
+
 from models.registration import MAILABLE
-from processors import outbox_relay
+from processors import intake, outbox_relay
+from processors._amqp import Connection, vhost
 from processors._house import House
+from processors._management import Management
+from processors._queues import Queues
 from processors._settings import Settings
 from processors.mailer import processor as mailer
 from processors.mailer import smtp
@@ -49,6 +55,40 @@ def _spec(settings: Settings, name: str, partitions: int) -> StreamSpec:
 
 
 # ---- processors
+
+
+def queues(settings: Settings) -> Queues:
+    """The publisher's exchange and queue."""
+    return Queues(settings.amqp_exchange, settings.amqp_routing_key, settings.amqp_queue)
+
+
+async def connect_amqp(settings: Settings, label: str) -> Connection:
+    """A connection to the broker of AMQP_URL. Raises BadSettings, AmqpLost and AmqpRefused."""
+    url = settings.require("AMQP_URL").amqp_url or SecretStr("")
+    return await Connection.open(url.get_secret_value(), label, settings.amqp_ca_file)
+
+
+def management(settings: Settings) -> Management | None:
+    """The management interface of MANAGEMENT_URL, if there is one, for the vhost of AMQP_URL."""
+    if settings.management_url is None or settings.amqp_url is None:
+        return None
+    return Management(settings.management_url.get_secret_value(), vhost(settings.amqp_url.get_secret_value()))
+
+
+def _intake(house: House) -> Runner:
+    s = house.settings
+    policy = intake.Policy(s.amqp_prefetch, s.amqp_retry_waits_seconds, s.amqp_retry_limit, s.amqp_max_body_bytes)
+    runner = intake.Intake(
+        queues(s),
+        policy,
+        partial(connect_amqp, s, "afluente intake"),
+        management(s),
+        house.log,
+        s.imports_stream,
+        house.metrics,
+    )
+    house.checks[intake.NAME] = runner.not_ready
+    return runner
 
 
 def _splitter(house: House) -> Runner:
@@ -132,9 +172,14 @@ class Entry:
     """The name of the stream in which it has a position."""
     needs: tuple[str, ...] = ()
     """Settings that have no default and that only this one requires."""
+    database: bool = True
+    """Whether it uses the database at all; if not, it works while the database is away."""
+    optional: bool = False
+    """Left out of "all" where what it needs is not set."""
 
 
 PROCESSORS: dict[str, Entry] = {
+    intake.NAME: Entry(_intake, (imports_spec,), needs=("AMQP_URL",), database=False, optional=True),
     splitter.NAME: Entry(_splitter, (imports_spec, recipients_spec), lambda settings: settings.imports_stream),
     mailer.NAME: Entry(
         _mailer, (recipients_spec,), lambda settings: settings.recipients_stream, ("SMTP_HOST", "MAIL_FROM")
@@ -147,6 +192,20 @@ PROCESSORS: dict[str, Entry] = {
 def check(settings: Settings, names: Iterable[str]) -> None:
     """Raise BadSettings that names every setting which these processors need and do not find."""
     settings.require(*dict.fromkeys(need for name in names for need in PROCESSORS[name].needs))
+
+
+def all_names(settings: Settings) -> list[str]:
+    """Every processor, except an optional one whose settings are not there."""
+
+    def is_meant(entry: Entry) -> bool:
+        return not entry.optional or all(getattr(settings, need.lower()) is not None for need in entry.needs)
+
+    return [name for name, entry in PROCESSORS.items() if is_meant(entry)]
+
+
+def uses_database(names: Iterable[str]) -> bool:
+    """Whether any of these processors uses the database."""
+    return any(PROCESSORS[name].database for name in names)
 
 
 def readers(settings: Settings) -> dict[str, str]:

@@ -4,9 +4,9 @@ And what is said when one of them does not answer. Not here: the processors (`_c
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 from sqlalchemy.exc import DBAPIError
@@ -38,6 +38,8 @@ class House:
     log: Log
     engine: AsyncEngine
     metrics: Metrics
+    checks: dict[str, Callable[[], str | None]] = field(default_factory=dict)
+    """What a processor needs beyond log and database, by its name: None while it has it, else what keeps it."""
 
     @property
     def limits(self) -> Limits:
@@ -77,16 +79,19 @@ def connect_log(settings: Settings, label: str) -> Log:
 
 
 @asynccontextmanager
-async def open_house(settings: Settings, label: str, metrics: Metrics) -> AsyncIterator[House]:
+async def open_house(
+    settings: Settings, label: str, metrics: Metrics, *, database: bool = True
+) -> AsyncIterator[House]:
     """Everything opened that processors share, closed again at the end of the block.
 
-    Waits for a database or a log that does not answer yet. Raises BadSettings, DatabaseAway, NotMigrated, LogError and
-    LogRefused.
+    Waits for a database or a log that does not answer yet; without `database` nothing here uses one, and nobody asks.
+    Raises BadSettings, DatabaseAway, NotMigrated, LogError and LogRefused.
     """
     engine = connect(settings.database_url.get_secret_value(), label, pool_size=10)
     source = connect_log(settings, label)
     try:
-        await _check_database(engine, limits(settings).database_away)
+        if database:
+            await _check_database(engine, limits(settings).database_away)
         await _open_patiently(source)
         yield House(settings, source, engine, metrics)
     finally:

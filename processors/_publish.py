@@ -1,13 +1,13 @@
-"""A list of registrations, as a file has it, into the stream of imports: cut into slices, each confirmed.
+"""A list of registrations, from a file or a queue, into the stream of imports: cut into slices, each confirmed.
 
 It changes nothing in the list; whether each registration can be mailed is the splitter's to say.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from models.slices import Slice, slice_import
-from streams.log import Log, StreamSpec
+from streams.log import Log, Publisher, StreamSpec
 from streams.message import Message
 
 
@@ -37,16 +37,23 @@ async def publish(
     await log.declare(spec)
     [partition] = await log.partitions(spec.name)
     publisher = await log.publisher(partition)
-    items, records, batch = 0, 0, ""
-    oversize: list[tuple[int, int]] = []
     try:
-        for one in slices:
-            await publisher.publish([_message(one).encode()])
-            items, records, batch = items + one.items, records + 1, one.batch
-            oversize += one.oversize
-            progress(items, one.total)
+        return await publish_slices(publisher, slices, progress)
     finally:
         await publisher.close()
+
+
+async def publish_slices(
+    publisher: Publisher, slices: Iterable[Slice], progress: Callable[[int, int], object] = lambda *_: None
+) -> Published:
+    """Write the slices of one import, each confirmed before the next; the rest as `publish`."""
+    items, records, batch = 0, 0, ""
+    oversize: list[tuple[int, int]] = []
+    for one in slices:
+        await publisher.publish([_message(one).encode()])
+        items, records, batch = items + one.items, records + 1, one.batch
+        oversize += one.oversize
+        progress(items, one.total)
     return Published(batch, items, records, tuple(oversize))
 
 

@@ -11,7 +11,7 @@ import structlog
 from sqlalchemy import select
 
 from models.tables import ProcessorOffset
-from processors._compose import PROCESSORS, Runner
+from processors._compose import PROCESSORS, Runner, uses_database
 from processors._house import House, open_house
 from processors._settings import Settings
 from streams import telemetry
@@ -72,6 +72,9 @@ class Readiness:
 async def unready(house: House, names: Sequence[str]) -> list[str]:
     """Why this process cannot do its work at the moment; nothing when it can. The schema was looked at before."""
     reasons = [] if house.log.connected else ["the log is not connected"]
+    reasons += [why for check in house.checks.values() if (why := check()) is not None]
+    if not uses_database(names):
+        return reasons
     try:
         async with asyncio.timeout(LOOK_SECONDS):
             reasons += await _halted(house, names)
@@ -105,7 +108,8 @@ def serve(settings: Settings, names: Sequence[str]) -> ExitCode:
 
     async def main(stop: asyncio.Event) -> None:
         async with AsyncExitStack() as stack:
-            opening = stack.enter_async_context(open_house(settings, f"afluente {' '.join(names)}", metrics))
+            label, database = f"afluente {' '.join(names)}", uses_database(names)
+            opening = stack.enter_async_context(open_house(settings, label, metrics, database=database))
             house = await _unless(stop, opening)
             if house is not None:
                 async with _meanwhile(readiness.watch(house, names)):

@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     FilePath,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     SecretStr,
@@ -29,6 +30,8 @@ from streams.recovery import OnUnknown
 DEFAULT_REPLY_TIMEOUT_SECONDS = 15.0
 DATABASE_SCHEMES = ("postgresql+asyncpg://", "sqlite+aiosqlite:///")
 LOG_SCHEMES = ("rabbitmq-stream://", "rabbitmq-stream+tls://", "embedded:///")
+AMQP_SCHEMES = ("amqp://", "amqps://")
+MANAGEMENT_SCHEMES = ("http://", "https://")
 
 
 def _one_of(schemes: tuple[str, ...]) -> Callable[[SecretStr], SecretStr]:
@@ -49,7 +52,11 @@ def _numbers(value: object) -> object:
 
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_one_of(DATABASE_SCHEMES))]
 LogUrl = Annotated[SecretStr, AfterValidator(_one_of(LOG_SCHEMES))]
+AmqpUrl = Annotated[SecretStr, AfterValidator(_one_of(AMQP_SCHEMES))]
+ManagementUrl = Annotated[SecretStr, AfterValidator(_one_of(MANAGEMENT_SCHEMES))]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
+# Longer names do not leave room for ".dlx" and ".dlq" in the 255 bytes that AMQP allows.
+AmqpName = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]+$", max_length=200)]
 # What ends up in a mail header or an SMTP command: a line break in it would begin a header of somebody else's choice.
 Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=500)]
 Address = Annotated[
@@ -101,6 +108,26 @@ class Settings(BaseSettings):
     )
     stream_segment_bytes: PositiveInt = Field(
         100 * 1024**2, description="Size of a segment, the unit in which retention drops"
+    )
+
+    # AMQP
+    amqp_url: AmqpUrl | None = Field(
+        None, description="The publisher's broker: amqp://user:password@host:5672/vhost or amqps:// (intake needs it)"
+    )
+    amqp_ca_file: FilePath | None = Field(
+        None, description="Certificates that this broker's is checked against; empty: the system's own"
+    )
+    amqp_exchange: AmqpName = Field("exchange_notification", description="The exchange that the publisher declares")
+    amqp_routing_key: AmqpName = Field("module_import_registration_draft", description="The key that it publishes with")
+    amqp_queue: AmqpName = Field("queue_import_registration", description="The queue that it declares")
+    amqp_prefetch: int = Field(1, ge=1, le=100, description="How many lists one intake has in hand at once")
+    amqp_retry_waits_seconds: Seconds = Field(
+        (1, 5, 30, 120), description="Waits before a list is put back when the stream is away; the last one repeats"
+    )
+    amqp_retry_limit: NonNegativeInt = Field(4, description="How often a list is put back before it is a dead letter")
+    amqp_max_body_bytes: PositiveInt = Field(16 * 1024**2, description="A larger list is a dead letter")
+    management_url: ManagementUrl | None = Field(
+        None, description="RabbitMQ's management, http[s]://user:password@host:15672, to see and set policies"
     )
 
     # engine

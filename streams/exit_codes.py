@@ -21,6 +21,7 @@ class ExitCode(IntEnum):
     STOPPED_TWICE = 9
     NOT_MIGRATED = 10
     BAD_INPUT = 11
+    DRIFT = 12
 
 
 # The first that fits is taken: subclasses stand before their base.

@@ -154,7 +154,7 @@ class Metrics:
         """So many messages of due rows were published with a confirm."""
         self._relayed.labels(stream).inc(count)
 
-    def reconnected(self, service: Literal["log", "smtp", "database"]) -> None:
+    def reconnected(self, service: Literal["log", "amqp", "smtp", "database"]) -> None:
         """A lost connection was made anew."""
         self._reconnects.labels(service).inc()
 
@@ -265,6 +265,12 @@ def capture_final_failure(error: BaseException, *, processor: str, key: str | No
     tags = {"processor": processor, "key": key or "", "row_id": str(row_id)}
     cause = getattr(error, "fault", None) or getattr(error, "reason", None) or _reply_code(str(error)) or ""
     _capture(error, tags, [processor, type(error).__name__, mask(cause)])
+
+
+def capture_failure(error: BaseException, *, processor: str) -> None:
+    """Report an error that a processor could handle, but that a person should know of. Never raises."""
+    reason = getattr(error, "reason", None) or ""
+    _capture(error, {"processor": processor}, [processor, type(error).__name__, mask(reason)])
 
 
 def capture_crash(error: BaseException) -> None:

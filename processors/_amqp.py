@@ -1,0 +1,343 @@
+"""AMQP 0-9-1 as intake and the commands about its queues need it: the only place that knows pika.
+
+It runs on pika's asyncio adapter, so heartbeats are answered whenever the loop turns: also while a list is published to
+a stream, and while a retry waits. Messages are plain data here. Not here: names of queues (`_queues.py`) and decisions.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import pika
+from pika import exceptions
+from pika.adapters.asyncio_connection import AsyncioConnection
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
+
+from streams.errors import BadSettings, LogError, LogRefused
+
+HEARTBEAT_SECONDS = 20
+"""Proposed where the URL has no `?heartbeat=`; a broker that is silent for as long counts as gone."""
+
+ANSWER_SECONDS = 30.0
+"""How long an answer may take: a broker that stops its publishers (an alarm of memory or disk) answers nothing."""
+
+CLOSE_SECONDS = 3.0
+
+_PROPERTIES = (
+    "content_type", "content_encoding", "headers", "delivery_mode", "priority", "correlation_id", "reply_to",
+    "expiration", "message_id", "timestamp", "type", "user_id", "app_id", "cluster_id",
+)  # fmt: skip
+
+# Every failure is raised and told in our words; pika would log each of them several times, at ERROR.
+logging.getLogger("pika").setLevel(logging.CRITICAL)
+
+
+class AmqpLost(LogError):
+    """The connection or channel is gone or does not answer; what is not acked comes again."""
+
+
+class AmqpRefused(LogRefused):
+    """The broker refuses for good: wrong password, no permission, other arguments than declared."""
+
+
+class AmqpMissing(AmqpRefused):
+    """There is no exchange or queue of that name."""
+
+
+class Unroutable(AmqpLost):
+    """A message came back: no queue takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message as it was delivered. `properties` holds those that it has, under AMQP's names (headers: a dict)."""
+
+    tag: int
+    body: bytes
+    properties: Mapping[str, Any]
+    exchange: str = ""
+    routing_key: str = ""
+    redelivered: bool = False
+
+    @property
+    def headers(self) -> Mapping[str, Any]:
+        """Its headers, empty if it has none."""
+        return self.properties.get("headers") or {}
+
+
+class Connection:
+    """One connection to the broker, see `open`."""
+
+    def __init__(self, connection: AsyncioConnection, closed: "asyncio.Future[BaseException]") -> None:
+        self._connection, self._closed = connection, closed
+
+    @classmethod
+    async def open(cls, url: str, label: str, ca_file: Path | None = None) -> Self:
+        """Connect to `amqp[s]://user:password@host:port/vhost`; `label` names the connection in the management.
+
+        `ca_file` replaces the system's certificates, with TLS only. pika's own options may follow the URL, such as
+        `?heartbeat=5`. Raises BadSettings, AmqpLost and AmqpRefused; none of their texts holds the password.
+        """
+        loop = asyncio.get_running_loop()
+        opened: asyncio.Future[None] = loop.create_future()
+        closed: asyncio.Future[BaseException] = loop.create_future()
+        connection = AsyncioConnection(
+            _parameters(url, label, ca_file),
+            on_open_callback=lambda _: _resolve(opened, None),
+            on_open_error_callback=lambda _, error: _resolve(opened, error=error),
+            on_close_callback=lambda _, error: _resolve(closed, error),
+        )
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await opened
+        except (exceptions.AMQPError, AMQPConnectorException, OSError, TimeoutError) as error:
+            raise _refusal(error) from error
+        except asyncio.CancelledError:
+            _abandon(connection)
+            raise
+        return cls(connection, closed)
+
+    async def channel(self) -> "Channel":
+        """A new channel that confirms what is published on it."""
+        loop = asyncio.get_running_loop()
+        opened: asyncio.Future[None] = loop.create_future()
+        with _lost_on_error():
+            channel = Channel(self._connection.channel(on_open_callback=lambda _: _resolve(opened, None)))
+        await channel.open(opened)
+        return channel
+
+    async def close(self) -> None:
+        """Close in good order; unacked messages go back to their queues. Bounded in time."""
+        _abandon(self._connection)
+        await asyncio.wait({self._closed}, timeout=CLOSE_SECONDS)
+
+
+class Channel:
+    """One channel; every method but `next` may be used by several tasks. It ends with its first error."""
+
+    def __init__(self, channel: Any) -> None:
+        loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[AmqpLost] = loop.create_future()
+        """Done as soon as the channel is gone: its result says why."""
+        self._channel = channel
+        self._deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
+        self._publishing = asyncio.Lock()
+        self._confirm: asyncio.Future[None] = loop.create_future()
+        self._getting: asyncio.Future[Delivery | None] | None = None
+        channel.add_on_close_callback(lambda _, reason: self._end(reason))
+
+    async def open(self, opened: "asyncio.Future[None]") -> None:
+        """The second half of `Connection.channel`."""
+        await self._answer(opened)
+        self._channel.add_on_return_callback(self._returned)
+        self._channel.add_on_cancel_callback(lambda _: self._end(AmqpLost("the queue was deleted or has moved")))
+        self._channel.add_callback(lambda _: self._got(None), [pika.spec.Basic.GetEmpty], one_shot=False)
+        await self._ask(lambda done: self._channel.confirm_delivery(self._confirmed, callback=done))
+
+    async def close(self) -> None:
+        """Give the channel up; what is unacked on it goes back."""
+        with _lost_on_error():
+            self._channel.close()
+        await asyncio.wait({self.lost}, timeout=CLOSE_SECONDS)
+
+    # ---- declaring
+
+    async def declare_exchange(self, name: str, *, passive: bool = False) -> None:
+        """A durable direct exchange; `passive`: only look whether there is one of this name, whatever its kind."""
+        await self._ask(
+            lambda done: self._channel.exchange_declare(name, "direct", passive=passive, durable=True, callback=done)
+        )
+
+    async def declare_queue(self, name: str, *, passive: bool = False) -> int:
+        """A durable queue without arguments; answers how many messages are ready. `passive` as above."""
+        answer = await self._ask(
+            lambda done: self._channel.queue_declare(name, passive=passive, durable=True, callback=done)
+        )
+        return int(answer.method.message_count)
+
+    async def bind(self, exchange: str, queue: str, routing_key: str) -> None:
+        """What is published to the exchange with this key goes to the queue."""
+        await self._ask(lambda done: self._channel.queue_bind(queue, exchange, routing_key, callback=done))
+
+    # ---- receiving
+
+    async def consume(self, queue: str, prefetch: int) -> None:
+        """Have at most `prefetch` unacked messages of the queue delivered, for `next`."""
+        await self._ask(lambda done: self._channel.basic_qos(prefetch_count=prefetch, callback=done))
+        await self._ask(lambda done: self._channel.basic_consume(queue, self._delivered, callback=done))
+
+    async def next(self) -> Delivery:
+        """The next delivery, as soon as there is one. Raises AmqpLost. Cancel-safe."""
+        taking = asyncio.ensure_future(self._deliveries.get())
+        first: set[asyncio.Future[Any]] = {taking, self.lost}
+        try:
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if self.lost.done():  # what was delivered before is nobody's any more
+                raise self.lost.result()
+            return taking.result()
+        finally:
+            taking.cancel()
+
+    async def get(self, queue: str) -> Delivery | None:
+        """Take one message, None if none is ready. It is unacked until `ack`, `reject`, or the end of the channel."""
+        self._getting = asyncio.get_running_loop().create_future()
+        with _lost_on_error():
+            self._channel.basic_get(queue, self._got_one)
+        delivery: Delivery | None = await self._answer(self._getting)
+        return delivery
+
+    def ack(self, delivery: Delivery) -> None:
+        """It is done. Raises AmqpLost."""
+        with _lost_on_error():
+            self._channel.basic_ack(delivery.tag)
+
+    def reject(self, delivery: Delivery) -> None:
+        """Never deliver it again: the broker moves it to the dead-letter exchange in force, else drops it."""
+        with _lost_on_error():
+            self._channel.basic_nack(delivery.tag, requeue=False)
+
+    # ---- publishing
+
+    async def publish(self, exchange: str, routing_key: str, body: bytes, properties: Mapping[str, Any]) -> None:
+        """Return when a queue has it and the broker confirms that. Raises Unroutable and AmqpLost."""
+        async with self._publishing:  # one at a time, so that what comes back is known to be this one
+            self._confirm = asyncio.get_running_loop().create_future()
+            with _lost_on_error():
+                self._channel.basic_publish(
+                    exchange, routing_key, body, pika.BasicProperties(**properties), mandatory=True
+                )
+            await self._answer(self._confirm, refusal=_loss)
+
+    # ---- what pika calls: nothing here waits or raises
+
+    def _end(self, reason: BaseException) -> None:
+        _resolve(self.lost, reason if isinstance(reason, AmqpLost) else _loss(reason))
+
+    def _delivered(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        self._deliveries.put_nowait(_delivery(method, properties, body))
+
+    def _got_one(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        self._got(_delivery(method, properties, body))
+
+    def _got(self, delivery: Delivery | None) -> None:
+        if self._getting is not None:
+            _resolve(self._getting, delivery)
+
+    def _returned(self, _: Any, method: Any, _properties: Any, _body: bytes) -> None:
+        _resolve(self._confirm, error=Unroutable(f"no queue takes it: {method.reply_text}"))
+
+    def _confirmed(self, frame: Any) -> None:
+        refused = isinstance(frame.method, pika.spec.Basic.Nack)
+        _resolve(self._confirm, None, error=AmqpLost("the broker could not store it") if refused else None)
+
+    # ---- waiting
+
+    async def _ask(self, call: Callable[[Callable[[Any], None]], object]) -> Any:
+        """Send a request and wait for its answer. Raises also AmqpRefused and AmqpMissing."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        with _lost_on_error():
+            call(lambda frame: _resolve(answer, frame))
+        return await self._answer(answer)
+
+    async def _answer(
+        self, answer: "asyncio.Future[Any]", refusal: Callable[[BaseException], BaseException] | None = None
+    ) -> Any:
+        """The answer; or why there is none, where a request's own failure may be the reason (`_refusal`) or not."""
+        await asyncio.wait({answer, self.lost}, timeout=ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            return answer.result()
+        if self.lost.done():
+            lost = self.lost.result()
+            raise (refusal or _refusal)(lost.__cause__ or lost)
+        raise AmqpLost(f"no answer for {ANSWER_SECONDS:g} s")
+
+
+def _delivery(method: Any, properties: Any, body: bytes) -> Delivery:
+    given = {name: value for name in _PROPERTIES if (value := getattr(properties, name)) is not None}
+    return Delivery(method.delivery_tag, body, given, method.exchange, method.routing_key, method.redelivered)
+
+
+def _resolve(future: "asyncio.Future[Any]", result: Any = None, error: BaseException | None = None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+def _abandon(connection: AsyncioConnection) -> None:
+    with suppress(exceptions.ConnectionWrongStateError):
+        connection.close()
+
+
+# ---- parameters and errors
+
+
+def vhost(url: str) -> str:
+    """The vhost of an AMQP URL. Raises BadSettings."""
+    return str(_parameters(url, "", None).virtual_host)
+
+
+def _parameters(url: str, label: str, ca_file: Path | None) -> Any:
+    try:
+        parameters = pika.URLParameters(url)
+        if ca_file is not None and parameters.ssl_options is not None:
+            parameters.ssl_options = pika.SSLOptions(ssl.create_default_context(cafile=ca_file), parameters.host)
+    except Exception:  # whatever it is, its text may hold a piece of the password
+        raise BadSettings("AMQP_URL must look like amqp[s]://user:password@host:5672/vhost, %-encoded") from None
+    parameters.client_properties = {"connection_name": label}
+    if parameters.heartbeat is None:
+        parameters.heartbeat = HEARTBEAT_SECONDS
+    return parameters
+
+
+@contextmanager
+def _lost_on_error() -> Iterator[None]:
+    """What pika raises when it is told to write on something that is closed."""
+    try:
+        yield
+    except (exceptions.AMQPConnectionError, exceptions.AMQPChannelError) as error:
+        raise AmqpLost(f"the channel is closed: {_text(error)}") from error
+
+
+def _loss(reason: BaseException) -> AmqpLost:
+    lost = AmqpLost(_text(reason))
+    lost.__cause__ = reason
+    return lost
+
+
+_NO_LOGIN = (exceptions.ProbableAuthenticationError, exceptions.ProbableAccessDeniedError)
+_CODES = {403: AmqpRefused, 404: AmqpMissing, 405: AmqpRefused, 406: AmqpRefused, 530: AmqpRefused}
+"""Reply codes of AMQP: access refused, not found, resource locked, precondition failed, not allowed."""
+
+
+def _refusal(error: BaseException) -> LogError | LogRefused:
+    """What a request or a login that failed means: to be refused for good, or only lost.
+
+    Only the broker's own word counts: a connection that is cut while it logs in looks like a wrong password to pika.
+    """
+    errors = list(_chain(error))
+    for inner in errors:
+        if isinstance(inner, _NO_LOGIN) and exceptions.ConnectionClosedByBroker.__name__ in str(inner):
+            return AmqpRefused(f"the broker lets nobody in: {inner}")
+        if isinstance(inner, exceptions.ConnectionClosed | exceptions.ChannelClosed) and inner.reply_code in _CODES:
+            return _CODES[inner.reply_code](_text(inner))
+    return AmqpLost(_text(errors[-1]))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and all that pika has wrapped in it."""
+    yield error
+    for inner in (*error.args, *getattr(error, "exceptions", ()), getattr(error, "exception", None)):
+        if isinstance(inner, BaseException):
+            yield from _chain(inner)
+
+
+def _text(error: BaseException) -> str:
+    return getattr(error, "reply_text", "") or f"{type(error).__name__}: {error}".removesuffix(": ")
