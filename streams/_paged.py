@@ -5,7 +5,7 @@ It waits for its turn in its group, asks its owner where to begin, and reads a l
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from streams.errors import LogError
 from streams.log import Owner, Partition, Record
@@ -19,6 +19,13 @@ CLOSE_SECONDS = 5.0
 
 ReadPage = Callable[[Partition, int], Awaitable[list[Record]]]
 """The page of a partition that begins at an offset; empty when there is nothing yet."""
+
+
+async def read_pages(read_page: ReadPage, partition: Partition, first: int, end: int) -> AsyncIterator[list[Record]]:
+    """See `log.Log.read`."""
+    while first < end and (page := await read_page(partition, first)):
+        yield [record for record in page if record.offset < end]
+        first = page[-1].offset + 1
 
 
 class PagedSubscription:

@@ -8,14 +8,14 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from streams._embedded_claim import Claim
 from streams._embedded_file import LogFile
-from streams._paged import PagedSubscription
+from streams._paged import PagedSubscription, read_pages
 from streams._publishing import check_call
 from streams.errors import LogError, Unconfirmed
 from streams.log import Bounds, Owner, Partition, Publisher, Record, StreamSpec
@@ -89,6 +89,10 @@ class EmbeddedLog:
     async def written_at(self, partition: Partition, offset: int) -> int | None:
         """When the first record at or after `offset` was written, in ms since 1970; None if there is none."""
         return await self._reader.run(lambda file: file.written_at(partition, offset))
+
+    def read(self, partition: Partition, first: int, end: int) -> AsyncIterator[list[Record]]:
+        """The records of a range; also beside a process that has claimed the file."""
+        return read_pages(self._read_page, partition, first, end)
 
     async def subscribe(self, partition: Partition, group: str, owner: Owner) -> PagedSubscription:
         """Join the group. Members are active in the order in which they joined, each until it closes.

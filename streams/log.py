@@ -6,7 +6,7 @@ database.
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -129,6 +129,13 @@ class Log(Protocol):
 
     async def written_at(self, partition: Partition, offset: int) -> int | None:
         """When the first record at or after `offset` was written (ms since 1970, of its chunk), None if none was."""
+        ...
+
+    def read(self, partition: Partition, first: int, end: int) -> AsyncIterator[list[Record]]:
+        """The records from `first` on and below `end`, in pages, as a member of no group: nobody else is disturbed.
+
+        `end` must not lie beyond the end of the partition. What retention has dropped is left out without a word.
+        """
         ...
 
     async def subscribe(self, partition: Partition, group: str, owner: Owner) -> Subscription:

@@ -11,10 +11,11 @@ It remembers no offsets and decodes no messages.
 
 import asyncio
 import ssl
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from rstream import exceptions
 
@@ -24,9 +25,12 @@ from streams._rabbitmq_publisher import RabbitPublisher
 from streams._rabbitmq_subscription import RabbitSubscription
 from streams._rabbitmq_url import Address, parse_url
 from streams.errors import BadSettings, LogError, LogRefused, StreamMissing
-from streams.log import Bounds, Owner, Partition, StreamSpec
+from streams.log import Bounds, Owner, Partition, Record, StreamSpec
 
 __all__ = ["RabbitLog"]
+
+READ_RECORDS = 1_000
+SILENCE_SECONDS = 30.0
 
 
 class RabbitLog:
@@ -131,6 +135,21 @@ class RabbitLog:
             reader.connection.drop("could not answer")
             raise
 
+    async def read(self, partition: Partition, first: int, end: int) -> AsyncIterator[list[Record]]:
+        """See `streams.log.Log`. LogError when the broker falls silent in the middle."""
+        if first >= end:
+            return
+        reader = _Alone(first)
+        subscription = await self.subscribe(partition, f"read-{uuid4().hex}", reader)
+        try:
+            while reader.position < end:
+                await _records_come(subscription)
+                if records := subscription.take(READ_RECORDS):
+                    reader.position = records[-1].offset + 1
+                    yield [record for record in records if record.offset < end]
+        finally:
+            await subscription.close()
+
     async def subscribe(self, partition: Partition, group: str, owner: Owner) -> RabbitSubscription:
         """See `streams.log.Log`; StreamMissing if there is no such partition."""
         subscription = RabbitSubscription(self._connect, partition, group, owner)
@@ -187,6 +206,26 @@ class RabbitLog:
                 f"{spec.name} exists with other arguments than {_arguments(spec)}: correct the retention settings, or "
                 "drain and delete the stream; the retention of a living stream is changed by a policy of the broker"
             ) from error
+
+
+class _Alone:
+    """The owner of a subscription that nobody shares: after a reconnect it goes on at `position`."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+    async def activate(self, partition: Partition) -> int:  # noqa: ARG002 - of the Protocol
+        return self.position
+
+    async def deactivate(self, partition: Partition) -> None:
+        """Nothing is in flight."""
+
+
+async def _records_come(subscription: RabbitSubscription) -> None:
+    try:
+        await asyncio.wait_for(subscription.ready(), SILENCE_SECONDS)
+    except TimeoutError:
+        raise LogError(f"{subscription.partition.name}: no records came for {SILENCE_SECONDS:g} s") from None
 
 
 async def _unless_it_exists(request: Coroutine[Any, Any, None]) -> None:

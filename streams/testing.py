@@ -7,12 +7,12 @@ import asyncio
 import inspect
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar, overload
 
-from streams._paged import PAGE_BYTES, PAGE_RECORDS, PagedSubscription
+from streams._paged import PAGE_BYTES, PAGE_RECORDS, PagedSubscription, read_pages
 from streams._publishing import check_call
 from streams.errors import LogRefused, StreamMissing
 from streams.log import Bounds, Owner, Partition, Publisher, Record, StreamSpec, Subscription
@@ -169,6 +169,10 @@ class MemoryLog:
         """When the first record at or after `offset` was written."""
         records = self._find(partition).records
         return next((record.timestamp_ms for record in records if record.offset >= offset), None)
+
+    def read(self, partition: Partition, first: int, end: int) -> AsyncIterator[list[Record]]:
+        """The records of a range."""
+        return read_pages(self._read_page, partition, first, end)
 
     async def subscribe(self, partition: Partition, group: str, owner: Owner) -> PagedSubscription:
         """Join the group; its members are active in the order in which they joined."""
