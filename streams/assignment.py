@@ -7,9 +7,10 @@ it loads the saved position before it reads. It knows nothing of what is done wi
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import structlog
 
@@ -95,6 +96,9 @@ class Assignment:
         self._readable = asyncio.Event()
         self._expected_ms: int | None = None
         self._skip_to = 0
+        self._next_read = 0
+        self._gaps: set[tuple[int, int]] = set()
+        """Jumps of the offset that were seen once, before the bounds were asked again."""
 
     # ---- what the engine asks
 
@@ -121,6 +125,8 @@ class Assignment:
         if not self.reading or self.subscription is None:
             return []
         records = self.subscription.take(limit)
+        if records and self._jumped(records):
+            return []
         if records and self._expected_ms is not None:
             self._compare(records[0])
         return [record for record in records if record.offset >= self._skip_to] if self.reading else []
@@ -142,10 +148,10 @@ class Assignment:
             self.processor, p.stream, p.index, was, last.offset + 1, era, last.record_id, last.timestamp_ms
         ), last
 
-    def fence(self) -> None:
+    def fence(self, event: str = "position.moved_by_someone_else") -> None:
         """The saved row is not where we left it: claim nothing more, finish what is in flight, then load anew."""
         if not self.fenced:
-            log.warning("position.moved_by_someone_else", stream=self.partition.name)
+            log.warning(event, stream=self.partition.name)
             self.fenced = True
             self._changed(self)
 
@@ -212,7 +218,7 @@ class Assignment:
             self._adopt(position)
             reason = unreadable(position, bounds)
             if reason != position.halted_reason:
-                await offsets.halt(sql, self.processor, self.partition, reason)
+                await offsets.halt(sql, self.processor, self.partition, reason, position.epoch)
                 self.position = await offsets.load(sql, self.processor, self.partition)
         if reason:
             log.error("partition.halted", stream=self.partition.name, reason=reason)
@@ -221,7 +227,8 @@ class Assignment:
         # the record before the position comes along when it is still there: it tells whether this is the stream we knew
         known = position.last_timestamp_ms is not None and position.next_offset > bounds.first
         self._expected_ms = position.last_timestamp_ms if known else None
-        return position.next_offset - 1 if known else position.next_offset
+        self._next_read = position.next_offset - 1 if known else position.next_offset
+        return self._next_read
 
     def _adopt(self, position: Position) -> None:
         self.position, self.window = position, Window(position.next_offset)
@@ -230,17 +237,34 @@ class Assignment:
         if self.isolated:
             log.error("partition.reads_one_by_one", stream=self.partition.name, starts_without_progress=position.starts)
 
+    def _jumped(self, records: Sequence[Record]) -> bool:
+        """Whether records are missing before or among these; then the position is loaded and judged anew.
+
+        Offsets have harmless gaps. This one is harmless if the position can still be read and it is there again.
+        """
+        due, self._next_read = self._next_read, records[-1].offset + 1
+        if self._next_read - due == len(records):
+            return False
+        offsets_read = [due - 1, *(record.offset for record in records)]
+        gaps = {(a, b) for a, b in pairwise(offsets_read) if b > a + 1}
+        if gaps <= self._gaps:
+            self._gaps -= gaps
+            return False
+        self._gaps |= gaps
+        self.fence("partition.offset_jumped")
+        return True
+
     def _compare(self, record: Record) -> None:
         expected, self._expected_ms = self._expected_ms, None
         if record.offset == self._skip_to - 1 and record.timestamp_ms != expected and self.position is not None:
             reason = f"the record at {record.offset} is not the one that was read there: the stream was made anew"
             self.position = replace(self.position, halted_reason=reason)
             log.error("partition.halted", stream=self.partition.name, reason=reason)
-            self._halting = asyncio.ensure_future(self._halt(reason))
+            self._halting = asyncio.ensure_future(self._halt(reason, self.position.epoch))
 
-    async def _halt(self, reason: str) -> None:
+    async def _halt(self, reason: str, epoch: int) -> None:
         async with self._open_sql() as sql:
-            await offsets.halt(sql, self.processor, self.partition, reason)
+            await offsets.halt(sql, self.processor, self.partition, reason, epoch)
 
     def _wake(self) -> None:
         self._readable.set()

@@ -85,9 +85,15 @@ async def begun(sql: Sql, processor: str, partition: Partition, starts: int) -> 
     await sql.fetch(_BEGUN, processor, partition.stream, partition.index, starts)
 
 
-async def halt(sql: Sql, processor: str, partition: Partition, reason: str | None) -> None:
-    """Write down why this partition does not read (None: it reads again)."""
-    await sql.fetch(_HALT, processor, partition.stream, partition.index, reason)
+async def halt(sql: Sql, processor: str, partition: Partition, reason: str | None, epoch: int) -> None:
+    """Write down why this partition does not read (None: it reads again), unless a replay came in between."""
+    await sql.fetch(_HALT, processor, partition.stream, partition.index, reason, epoch)
+
+
+async def replay(sql: Sql, processor: str, partition: Partition, to: int) -> None:
+    """Let the processor read on from `to`, wherever it is: a new epoch, and no memory of what came before."""
+    text = _REPLAY.format(now=now(sql.dialect))
+    await sql.fetch(text, processor, partition.stream, partition.index, to)
 
 
 async def observe(sql: Sql, processor: str, partition: Partition, bounds: Bounds) -> None:
@@ -96,6 +102,12 @@ async def observe(sql: Sql, processor: str, partition: Partition, bounds: Bounds
     await sql.fetch(text, processor, partition.stream, partition.index, bounds.next)
 
 
+_REPLAY = """INSERT INTO processor_offsets
+    (processor, stream, partition, next_offset, epoch, paused, starts, updated_at)
+    VALUES ($1, $2, $3, $4, 1, false, 0, {now})
+    ON CONFLICT (processor, stream, partition) DO UPDATE SET next_offset = excluded.next_offset,
+        epoch = processor_offsets.epoch + 1, halted_reason = NULL, last_id = NULL, last_timestamp_ms = NULL,
+        starts = 0, updated_at = excluded.updated_at"""
 _KEY = "processor = $1 AND stream = $2 AND partition = $3"
 _LOAD = f"""SELECT next_offset, epoch, paused, paused_reason, halted_reason, starts, last_timestamp_ms
     FROM processor_offsets WHERE {_KEY}"""
@@ -104,5 +116,5 @@ _CREATE = """INSERT INTO processor_offsets
     VALUES ($1, $2, $3, $4, 0, false, 0, {now}) ON CONFLICT DO NOTHING"""
 _BEGIN = f"UPDATE processor_offsets SET starts = starts + 1 WHERE {_KEY} RETURNING starts"
 _BEGUN = f"UPDATE processor_offsets SET starts = $4 WHERE {_KEY}"
-_HALT = f"UPDATE processor_offsets SET halted_reason = $4 WHERE {_KEY}"
+_HALT = f"UPDATE processor_offsets SET halted_reason = $4 WHERE {_KEY} AND epoch = $5"
 _OBSERVE = f"UPDATE processor_offsets SET end_offset = $4, seen_at = {{now}} WHERE {_KEY}"

@@ -1,5 +1,7 @@
 """A partition that cannot be read without a jump stands still, until a person says where to go on."""
 
+import asyncio
+
 from tests.support.engine import Stage, first, running
 
 GO_ON = """UPDATE processor_offsets SET next_offset = 3, epoch = epoch + 1, last_timestamp_ms = NULL
@@ -61,3 +63,46 @@ async def test_a_partition_stays_halted_when_only_its_reason_is_wiped_out(stage:
 async def looked(stage: Stage, end: int) -> None:
     """The process has seen the new end of the stream."""
     assert (await stage.position())["end_offset"] == end
+
+
+async def test_a_partition_halts_when_retention_overtakes_it_in_the_middle_of_reading(stage: Stage) -> None:
+    """Paused for longer than the stream keeps its records: what is delivered next would be behind a hole."""
+    count = 3_000  # more than a subscription holds
+    await stage.publish(*(first(f"k{n}") for n in range(count)))
+    async with running(stage.runtime()):
+        await stage.until(lambda: stage.position())
+        await stage.query("UPDATE processor_offsets SET paused = true")
+        await stage.until(lambda: stands_still(stage))
+        at = (await stage.position())["next_offset"]
+        [partition] = await stage.log.partitions("recipients")
+        stage.log.truncate(partition, count - 1)  # type: ignore[attr-defined]
+        await stage.query("UPDATE processor_offsets SET paused = false")
+
+        async def is_halted_in_the_middle() -> None:
+            position = await stage.position()
+            assert (position["halted_reason"] or "").startswith("retention overtook the reader"), position
+            assert at <= position["next_offset"] < count - 1
+
+        await stage.until(is_halted_in_the_middle)
+        assert await stage.count("idempotency_key = 'k2999'") == 0
+
+
+async def stands_still(stage: Stage) -> None:
+    """All that was taken is settled."""
+    position = await stage.position()
+    assert position["paused"]
+    assert await stage.count("status = 'pending' AND lease_until IS NOT NULL") == 0
+    before = position["next_offset"]
+    await asyncio.sleep(0.2)
+    assert (await stage.position())["next_offset"] == before
+
+
+async def test_reading_goes_on_over_a_gap_that_hides_nothing(stage: Stage) -> None:
+    """Other clients' entries take offsets too; the position is judged anew, once, and then the gap is passed."""
+    await stage.publish(*(first(f"k{n}") for n in range(5)))
+    [partition] = await stage.log.partitions("recipients")
+    stored = stage.log._stored[partition.name]  # type: ignore[attr-defined]
+    stored.records[3:] = [record._replace(offset=record.offset + 2) for record in stored.records[3:]]
+    async with running(stage.runtime()):
+        await stage.all_sent([f"k{n}" for n in range(5)])
+        await stage.offset_is(7)
