@@ -40,6 +40,7 @@ LIMITS = Limits(
     idle_look=0.1,
     visibility=1.0,
     database_away=20.0,
+    relay_poll=0.05,
 )
 """Short times, and few slots, so that a handful of rows fills them."""
 
@@ -66,7 +67,7 @@ def new_row(key: str, **more: object) -> NewRow:
 
 
 class Scripted:
-    """See `streams.processor.RowProcessor`. What happens to a key is what the test says before; by default it is sent."""
+    """See `streams.processor.RowProcessor`. A key is sent, unless the test says before what else happens to it."""
 
     name = NAME
     table: RowTable = TABLE
@@ -145,7 +146,7 @@ class Scripted:
 
 
 class Numbered:
-    """See `streams.processor.Transform`. A record `a,b,c` becomes one message for each letter; the test may spoil it."""
+    """See `streams.processor.Transform`. A record `a,b,c` becomes one message for each letter."""
 
     name = "splitter"
     target = STREAM
@@ -195,7 +196,7 @@ class Runs(Protocol):
 
 @asynccontextmanager
 async def running(*parts: Runs) -> AsyncIterator[None]:
-    """Run these for the time of the block, then stop them as SIGTERM does. What ends one of them early ends the block."""
+    """Run these for the time of the block, then stop them as SIGTERM does. An error of one of them ends the block."""
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         for part in parts:

@@ -7,7 +7,9 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from streams.database import connect
+from streams.testing import MemoryLog
 from tests.support.databases import Migrated
+from tests.support.engine import Stage
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +25,9 @@ def database_url(request: pytest.FixtureRequest, migrated: Migrated, tmp_path: P
     """DATABASE_URL of a migrated database, once of each kind."""
     if request.param == "postgresql":
         request.getfixturevalue("services")
-    with migrated.copy(request.param, tmp_path) as url:
+        yield migrated.shared()
+        return
+    with migrated.copy("sqlite", tmp_path) as url:
         yield url
 
 
@@ -48,3 +52,21 @@ async def postgres(postgres_database: str) -> AsyncIterator[AsyncEngine]:
     engine = connect(postgres_database, "afluente-test")
     yield engine
     await engine.dispose()
+
+
+@pytest.fixture
+async def stage(engine: AsyncEngine) -> AsyncIterator[Stage]:
+    """A processor between a log in memory with one partition and a database."""
+    stage = Stage(engine, MemoryLog())
+    await stage.declare()
+    yield stage
+    await stage.log.close()
+
+
+@pytest.fixture
+async def postgres_stage(postgres: AsyncEngine) -> AsyncIterator[Stage]:
+    """The same on PostgreSQL."""
+    stage = Stage(postgres, MemoryLog())
+    await stage.declare()
+    yield stage
+    await stage.log.close()

@@ -1,4 +1,4 @@
-"""The rules of a row, one by one, as the database keeps them: who may claim, what an outcome writes, what is refused."""
+"""The rules of a row, one by one, as the database keeps them: who may claim, what is written, what is refused."""
 
 import asyncio
 import json
