@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from models.slices import InvalidImport
 from models.tables import ProcessorOffset
-from processors import _compose, _house, _migrate, _publish, _serve, _status, _tables
+from processors import _cli_dlq, _cli_topology, _compose, _house, _migrate, _publish, _serve, _status, _tables
 from processors._backfill import backfill as backfill_rows
 from processors._console import err, fail, named, out
 from processors._demo import demo as _demo
@@ -42,6 +42,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,  # its tracebacks print local variables, which are people's data
 )
+app.add_typer(_cli_topology.app, name="topology")
+app.add_typer(_cli_dlq.app, name="dlq")
 
 
 def main() -> None:

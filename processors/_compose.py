@@ -208,6 +208,11 @@ def uses_database(names: Iterable[str]) -> bool:
     return any(PROCESSORS[name].database for name in names)
 
 
+def streams(settings: Settings) -> list[StreamSpec]:
+    """Every stream that any processor needs."""
+    return list(dict.fromkeys(make(settings) for entry in PROCESSORS.values() for make in entry.streams))
+
+
 def readers(settings: Settings) -> dict[str, str]:
     """Which processor reads which stream."""
     return {name: entry.reads(settings) for name, entry in PROCESSORS.items() if entry.reads is not None}

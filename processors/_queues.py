@@ -8,6 +8,7 @@ by a policy, not by us (docs/decisions/0016). Not here: the connection (`_amqp.p
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from processors._amqp import AmqpMissing, Connection, Delivery
@@ -18,11 +19,11 @@ RETRY_COUNT = "x-retry-count"
 DELIVERY_COUNT = "x-delivery-count"
 """How often a quorum queue gave a message out in vain; the broker writes it."""
 
-REASON, ERROR = "x-afluente-reason", "x-afluente-error"
+REASON, ERROR, AT = "x-afluente-reason", "x-afluente-error", "x-afluente-at"
 BATCH, INDEX = "x-afluente-batch", "x-afluente-index"
 
 _OF_THE_BROKER = {DELIVERY_COUNT, "x-acquired-count"}
-_OF_A_DEATH = {REASON, ERROR, BATCH, INDEX}
+_OF_A_DEATH = {REASON, ERROR, AT, BATCH, INDEX}
 _DEATHS = ("x-death", "x-first-death-", "x-last-death-")
 _ROUTING = {"CC", "BCC"}
 """Headers that would send a copy of what we publish to further queues."""
@@ -125,7 +126,8 @@ def dead(delivery: Delivery, reason: str, error: str, **of_item: str | int) -> d
 
     `of_item`, for a single item: `batch` and `index`. No time to live: it would let the letter vanish.
     """
-    added = {REASON: reason, ERROR: error} | {f"x-afluente-{name}": value for name, value in of_item.items()}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    added = {REASON: reason, ERROR: error, AT: now} | {f"x-afluente-{name}": value for name, value in of_item.items()}
     return {n: v for n, v in _properties(delivery, added, drop=set()).items() if n != "expiration"}
 
 

@@ -13,7 +13,7 @@ from uuid import uuid4
 from prometheus_client import CollectorRegistry
 
 from processors._amqp import Channel, Connection, Delivery
-from processors._house import open_house
+from processors._house import House, open_house
 from processors._queues import Queues
 from processors._serve import run_processors
 from processors._settings import Settings
@@ -85,8 +85,7 @@ class Stage:
             async with open_house(settings, "test", self.metrics, database=False) as house:
                 running = asyncio.ensure_future(run_processors(house, ["intake"], self._stop))
                 try:
-                    while not running.done() and house.checks.get("intake", lambda: "")() is not None:
-                        await asyncio.sleep(0.01)
+                    await eventually(lambda: _is_ready(house, running))
                     ready.set()
                 finally:
                     await running
@@ -105,7 +104,7 @@ class Stage:
         if running is not None:
             await asyncio.wait_for(running, 20)
 
-    async def publisher_declares(self, **arguments: object) -> None:
+    async def publisher_declares(self) -> None:
         """What the publisher does before it publishes: exchange, queue without arguments, binding."""
         channel = await self.connection.channel()
         await channel.declare_exchange(self.queues.exchange)
@@ -213,6 +212,10 @@ class Stage:
             for exchange in (self.queues.exchange, self.queues.dead_exchange):
                 await self.management.call("DELETE", "exchanges", "/", exchange)
             await self.management.delete(self.imports)
+
+
+def _is_ready(house: House, running: "asyncio.Future[None]") -> None:
+    assert running.done() or ("intake" in house.checks and house.checks["intake"]() is None)
 
 
 @asynccontextmanager
