@@ -182,11 +182,13 @@ class TransformRuntime:
         for result in results:
             result.entry.settled = True
         move = assignment.advance()
+        if move is None:
+            return  # the position was moved in mid-turn, and somebody has noticed: nothing of this turn counts
         done = [r for r in results if r.transformed is not None]
 
         async def commit(sql: Sql) -> None:
             async with sql.transaction():
-                if move is not None and not await offsets.advance(sql, [move[0]]):
+                if not await offsets.advance(sql, [move[0]]):
                     raise _Fenced
                 letters = await self.transform.record(
                     sql, [r.record for r in done], assignment.partition, [r.transformed for r in done if r.transformed]
@@ -199,8 +201,7 @@ class TransformRuntime:
         except _Fenced:
             assignment.fence()
         else:
-            if move is not None:
-                assignment.window.passed(move[1])
+            assignment.window.passed(move[1])
             self._metrics.records(self.transform.name, len(done), len(results) - len(done))
 
     def _lay_to_rest(self, assignment: Assignment, result: _Result, reason: str, error: str) -> None:

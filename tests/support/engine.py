@@ -23,6 +23,7 @@ from streams.runtime import Runtime
 from streams.sql import Row, Sql
 from streams.telemetry import Metrics
 from streams.testing import eventually
+from streams.transforms import TransformRuntime
 from tests.support.databases import query
 
 STREAM, NAME, RETRY = "recipients", "mailer", "email.retry"
@@ -156,8 +157,8 @@ class Numbered:
         self.stream, self.version = stream, version
         self.impossible: set[str] = set()
         """Items that this version of the code rejects."""
-        self.counted: list[int] = []
-        """Offsets of records, as often as they were counted and committed or not."""
+        self.kills: BaseException | None = None
+        """Raised by the record `kill`."""
 
     def publisher_name(self, partition: int, epoch: int) -> str:
         return f"{self.name}/{self.stream}/{partition}/e{epoch}/v{self.version}"
@@ -165,6 +166,8 @@ class Numbered:
     def transform(self, message: Message, offset: int, partitions: int) -> Iterator[Transformed | None]:
         yield None
         items = message.body.decode().split(",")
+        if items == ["kill"] and self.kills is not None:
+            raise self.kills
         if items == ["reject"]:
             raise Reject("rejected", "as the test wants it")
         outgoing: list[list[tuple[int, bytes]]] = [[] for _ in range(partitions)]
@@ -176,7 +179,16 @@ class Numbered:
     async def record(
         self, sql: Sql, records: Sequence[Record], partition: Partition, results: Sequence[Transformed]
     ) -> Sequence[DeadLetter]:
-        self.counted += [record.offset for record in records]
+        """Counts how often each record was counted, in the transaction that moves the offset."""
+        for record in records:
+            await sql.fetch(
+                """INSERT INTO import_slices (stream, partition, source_offset, batch_id, items)
+                VALUES ($1, $2, $3, 'b', 1) ON CONFLICT (stream, partition, source_offset, batch_id)
+                DO UPDATE SET items = import_slices.items + 1""",
+                partition.stream,
+                partition.index,
+                record.offset,
+            )
         return []
 
 
@@ -233,6 +245,12 @@ class Stage:
     def runtime(self, step: Callable[[str], None] = lambda name: None, log: Log | None = None) -> Runtime:
         """A process that runs the processor."""
         return Runtime(self.processor, log or self.log, self.engine, self.limits, metrics(), step)
+
+    def transforming(
+        self, transform: Numbered, step: Callable[[str], None] = lambda name: None, log: Log | None = None
+    ) -> TransformRuntime:
+        """A process that runs a transform."""
+        return TransformRuntime(transform, log or self.log, self.engine, self.limits, metrics(), step)
 
     def relay(self) -> Relay:
         """A relay of the table, quick enough for a test."""
