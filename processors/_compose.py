@@ -24,8 +24,9 @@ from processors.mailer.mail import Frame, Sender
 from processors.mailer.mailable import load_mailable
 from processors.outbox_relay import OutboxRelay
 from processors.splitter import processor as splitter
+from streams.dead_letter_tail import DeadLetterTail
 from streams.log import StreamSpec
-from streams.relay import Relay, Tail
+from streams.relay import Relay, Source, Tail
 from streams.runtime import Runtime
 from streams.transforms import TransformRuntime
 
@@ -47,6 +48,11 @@ def imports_spec(settings: Settings) -> StreamSpec:
 def recipients_spec(settings: Settings) -> StreamSpec:
     """The super stream with a message per recipient."""
     return _spec(settings, settings.recipients_stream, settings.recipients_partitions)
+
+
+def dead_letters_spec(settings: Settings) -> StreamSpec:
+    """The stream of dead letters."""
+    return _spec(settings, settings.dead_letters_stream, 0)
 
 
 def _spec(settings: Settings, name: str, partitions: int) -> StreamSpec:
@@ -99,12 +105,15 @@ def _splitter(house: House) -> Runner:
 
 def _outbox_relay(house: House) -> Runner:
     s = house.settings
-    tails = [Tail(mailer.TABLE, s.recipients_stream, mailer.NAME, mailer.retry_message)]
-    return OutboxRelay([_relay(house, tail) for tail in tails])
+    sources: list[Source] = [
+        Tail(mailer.TABLE, s.recipients_stream, mailer.NAME, mailer.retry_message),
+        DeadLetterTail(s.dead_letters_stream),
+    ]
+    return OutboxRelay([_relay(house, source) for source in sources])
 
 
-def _relay(house: House, tail: Tail) -> Relay:
-    return Relay(tail, house.log, house.engine, house.limits, house.metrics)
+def _relay(house: House, source: Source) -> Relay:
+    return Relay(source, house.log, house.engine, house.limits, house.metrics)
 
 
 class _MailerRunner:
@@ -184,7 +193,7 @@ PROCESSORS: dict[str, Entry] = {
     mailer.NAME: Entry(
         _mailer, (recipients_spec,), lambda settings: settings.recipients_stream, ("SMTP_HOST", "MAIL_FROM")
     ),
-    outbox_relay.NAME: Entry(_outbox_relay, (recipients_spec,)),
+    outbox_relay.NAME: Entry(_outbox_relay, (recipients_spec, dead_letters_spec)),
 }
 """Every processor by its name: that of its Deployment, and of its label in metrics."""
 

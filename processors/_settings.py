@@ -100,6 +100,7 @@ class Settings(BaseSettings):
     recipients_partitions: PositiveInt = Field(
         3, description="Partitions of the super stream, and so the most mailers that work at once"
     )
+    dead_letters_stream: Name = Field("dead-letters", description="Name of the stream with what was given up")
     stream_max_age_seconds: PositiveInt = Field(
         7 * 24 * 3600, description="Retention by age: older segments are dropped"
     )

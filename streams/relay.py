@@ -1,5 +1,8 @@
 """Due rows become messages: reserved, committed, then published; released again when the confirm does not come.
 
+What is due, and what a mark says, is the table's own business (`Due`): rows that a processor acts upon live by the
+protocol of `rows.py`, dead letters by a shorter one of theirs.
+
 The relay selects by status and due time, never above the last id, so a late commit is not passed over. Its duplicates
 die on the claim, so it publishes without deduplication. It wakes on NOTIFY and polls as a safety net; the database's
 clock decides what is due.
@@ -10,13 +13,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from streams import offsets, telemetry
-from streams.database import dialect, driver_connection, is_away
+from streams.database import Dialect, dialect, driver_connection, is_away
 from streams.errors import LogError
 from streams.log import Log, Partition, Publisher, route
 from streams.message import Message
@@ -30,14 +33,69 @@ CHANNEL = "afluente_relay"
 """What the database notifies when a row has become due by itself (docs/life-of-a-row.md)."""
 
 
+class Due(Protocol):
+    """The due rows of one table. Rows have `id` and `row_key`; whose key is null are routed by their id."""
+
+    @property
+    def batch(self) -> int:
+        """The most rows to reserve at once."""
+        ...
+
+    async def reserve(self, sql: Sql, limit: int) -> list[Row]:
+        """Mark rows that are due as being published, and return them."""
+        ...
+
+    async def expired(self, sql: Sql, limit: int) -> list[Row]:
+        """Rows whose message should have arrived long ago, to be repeated where their partition is read promptly."""
+        ...
+
+    async def repeat(self, sql: Sql, ids: Sequence[int]) -> list[Row]:
+        """Mark these again, if they are expired still."""
+        ...
+
+    async def release(self, sql: Sql, rows: Sequence[Row]) -> None:
+        """These got no confirm: take our own marks away, and no newer ones."""
+        ...
+
+    async def confirm(self, sql: Sql, rows: Sequence[Row]) -> None:
+        """These are stored in the stream."""
+        ...
+
+
+class Source(Protocol):
+    """One table whose due rows go to a stream."""
+
+    @property
+    def stream(self) -> str: ...
+
+    @property
+    def reader(self) -> str:
+        """The processor whose lag says whether a repeat would be of use."""
+        ...
+
+    def due(self, limits: Limits, dialect: Dialect) -> Due: ...
+
+    def message(self, row: Row) -> Message:
+        """The message for a row that was reserved."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """One table whose due rows go to a stream that `reader` consumes. `message` builds the hint for a row."""
+    """A `Source`: rows of a processor, for which `hint` builds the message that its `reader` gets."""
 
     table: RowTable
     stream: str
     reader: str
-    message: Callable[[Row], Message]
+    hint: Callable[[Row], Message]
+
+    def due(self, limits: Limits, dialect: Dialect) -> Due:
+        """By the protocol of rows."""
+        return Rows(self.table, limits, dialect)
+
+    def message(self, row: Row) -> Message:
+        """The hint."""
+        return self.hint(row)
 
 
 class Relay:
@@ -45,7 +103,7 @@ class Relay:
 
     def __init__(
         self,
-        tail: Tail,
+        tail: Source,
         target: Log,
         engine: AsyncEngine,
         limits: Limits,
@@ -55,7 +113,7 @@ class Relay:
         self.tail, self._log, self._engine = tail, target, engine
         self._limits = limits
         self._metrics, self._step = metrics, step
-        self._rows = Rows(tail.table, limits, dialect(engine))
+        self._due = tail.due(limits, dialect(engine))
         self._database = Database(engine, limits.database_away)
         self._partitions: list[Partition] = []
         self._publishers: dict[int, Publisher] = {}
@@ -88,20 +146,20 @@ class Relay:
 
     async def turn(self) -> bool:
         """Reserve, commit, publish what is due now; True when a whole batch was due, so that there may be more."""
-        rows = await self._database.patiently(lambda sql: self._rows.reserve(sql, self._limits.relay_batch))
+        rows = await self._database.patiently(lambda sql: self._due.reserve(sql, self._due.batch))
         self._step("reserved")
         await self._publish(rows)
         repeated = await self._database.patiently(self._repeat)
         await self._publish(repeated)
-        return len(rows) == self._limits.relay_batch
+        return len(rows) == self._due.batch
 
     async def _repeat(self, sql: Sql) -> list[Row]:
         """Reserve again what should have arrived long ago, where its partition is read promptly."""
-        expired = await self._rows.expired(sql, self._limits.relay_batch)
+        expired = await self._due.expired(sql, self._due.batch)
         if not expired:
             return []
         prompt = await self._prompt_partitions(sql)
-        return await self._rows.repeat(sql, [row["id"] for row in expired if self._partition_of(row) in prompt])
+        return await self._due.repeat(sql, [row["id"] for row in expired if self._partition_of(row) in prompt])
 
     async def _prompt_partitions(self, sql: Sql) -> set[int]:
         prompt = set()
@@ -130,9 +188,10 @@ class Relay:
                 self._publishers[index] = await self._log.publisher(self._partitions[index])
             await self._publishers[index].publish([self.tail.message(row).encode() for row in rows])
         except LogError:
-            await self._database.patiently(lambda sql: self._rows.release(sql, rows))
+            await self._database.patiently(lambda sql: self._due.release(sql, rows))
             raise
         self._step("published")
+        await self._database.patiently(lambda sql: self._due.confirm(sql, rows))
         self._metrics.relayed(self.tail.stream, len(rows))
         log.info("relay.published", stream=self.tail.stream, partition=index, rows=len(rows))
 

@@ -53,6 +53,7 @@ class Rows:
 
     def __init__(self, table: RowTable, limits: Limits, dialect: Dialect) -> None:
         self.table, self.limits, self.dialect = table, limits, dialect
+        self.batch = limits.relay_batch
         d = dialect
         self._now = now(d)
         self._hold = limits.recovery.on_unknown is OnUnknown.HOLD
@@ -147,6 +148,9 @@ class Rows:
         marks = [{"row_id": r["id"], "fence": r["claim_no"], "queued": str(r["queued_until"])} for r in rows]
         await sql.fetch(self._release, _json(marks))
 
+    async def confirm(self, sql: Sql, rows: Sequence[Row]) -> None:
+        """Nothing: the claim takes the mark away."""
+
     # ---- the texts
 
     def _insert_text(self) -> str:
@@ -204,7 +208,7 @@ class Rows:
                 lease_until = NULL, queued_until = NULL, next_attempt_at = NULL, updated_at = {self._now}
             WHERE {self._unlocked("$1")} AND {PENDING} AND {self._due} AND {self._free}
                 AND ({self._used} >= {self.limits.recovery.max_attempts} OR ({held}))
-            RETURNING id, claim_no, attempts, held, status, "{t.key}" AS row_key, "{t.error}" AS error"""
+            RETURNING id, claim_no, attempts, held, status, created_at, "{t.key}" AS row_key, "{t.error}" AS error"""
 
     def _fail_text(self) -> str:
         t, d = self.table, self.dialect
@@ -225,7 +229,7 @@ class Rows:
                 doubts = doubts + doubt, lease_until = NULL, queued_until = NULL, updated_at = {self._now}
             FROM {recordset(d, "$1", "x", columns)}
             WHERE t.id = x.row_id AND claim_no = x.fence AND {PENDING} AND lease_until IS NOT NULL
-            RETURNING id, claim_no, attempts, held, status, "{t.key}" AS row_key, "{t.error}" AS error"""
+            RETURNING id, claim_no, attempts, held, status, created_at, "{t.key}" AS row_key, "{t.error}" AS error"""
 
     def _sent_text(self, parameter: str) -> str:
         t = self.table

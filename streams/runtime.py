@@ -601,6 +601,7 @@ class Runtime:
             row_id=row["id"],
             claim_no=row["claim_no"],
             attempts=row["attempts"],
+            first_at=row["created_at"],
         )
 
     def _conclude(self, group: Group, recorded: Recorded) -> None:

@@ -70,7 +70,7 @@ async def test_a_partition_halts_when_retention_overtakes_it_in_the_middle_of_re
     count = 3_000  # more than a subscription holds
     await stage.publish(*(first(f"k{n}") for n in range(count)))
     async with running(stage.runtime()):
-        await stage.until(lambda: stage.position())
+        await stage.until(stage.position)
         await stage.query("UPDATE processor_offsets SET paused = true")
         await stage.until(lambda: stands_still(stage))
         at = (await stage.position())["next_offset"]
