@@ -12,7 +12,6 @@ from typing import Annotated, Any, TypeVar
 
 import orjson
 import typer
-from alembic.util import CommandError
 from rich.progress import MofNCompleteColumn, Progress
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -85,6 +84,8 @@ def _names(wanted: list[str]) -> list[str]:
 @named
 def migrate(revision: Annotated[str, typer.Option(help="where to stop")] = "head") -> None:
     """Bring the database to the newest schema. Several at once wait for one another."""
+    from alembic.util import CommandError  # noqa: PLC0415 - large, and needed by nobody who runs
+
     url = load_settings().database_url.get_secret_value()
     try:
         with _house.database_errors():
