@@ -421,6 +421,21 @@ async def test_a_strange_message_id_ends_no_process(stage: Stage, strange: str) 
     assert [letter["reason"] for letter in await stage.dead_letters()] == ["bad_message"]
 
 
+@pytest.mark.parametrize("meta", ['"no object"', "null", "[1]", '"{\\"n\\": 1}"'])
+async def test_odd_json_in_an_old_row_ends_no_process(stage: Stage, meta: str) -> None:
+    """What the old service stored is the act's to judge: claimed in plan, and by the recorder."""
+    stage.change(slots=1)
+    rows = await stage.query(
+        """INSERT INTO email_dispatches ("to", subject, content, mailable_type, status, idempotency_key, meta)
+        VALUES ('x@example.com', 's', 'c', 'm', 'pending', 'a', :meta),
+            ('x@example.com', 's', 'c', 'm', 'pending', 'b', :meta) RETURNING id""",
+        meta=meta,
+    )
+    await stage.publish(*(hint(row["id"]) for row in rows))
+    async with running(stage.runtime()):
+        await stage.all_sent(["a", "b"])
+
+
 # ---- a record that kills its reader
 
 
