@@ -30,6 +30,9 @@ _PASSING_SQLITE = {
 # The plan of a prepared statement met a table that a migration has just changed; the next try prepares anew.
 _STALE_PLANS = {"InvalidCachedStatementError", "OutdatedSchemaCacheError"}
 
+# asyncpg has read that the server ends this session, but not yet that the connection closed, and is asked meanwhile.
+_LOST_TRACK = {"InternalClientError"}
+
 
 def is_away(error: BaseException) -> bool:
     """True when the database was away, or refused for now: connection lost or refused, read-only after a failover,
@@ -64,7 +67,7 @@ def _passes(error: BaseException) -> bool:
     state = getattr(error, "sqlstate", None)
     if isinstance(state, str) and (state in _PASSING_CODES or state.startswith(_PASSING_CLASSES)):
         return True
-    return type(error).__name__ in _STALE_PLANS or _says_closed(error)
+    return type(error).__name__ in _STALE_PLANS | _LOST_TRACK or _says_closed(error)
 
 
 def _says_closed(error: BaseException) -> bool:

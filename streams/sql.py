@@ -7,9 +7,10 @@ together. Everything that is not in a turn is plain SQLModel. Here is the driver
 
 import asyncio
 import re
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 import structlog
@@ -86,7 +87,8 @@ class SqliteSql:
         try:
             yield
         except BaseException:
-            await self.connection.execute("ROLLBACK")
+            with suppress(sqlite3.OperationalError):  # some errors, such as a full disk, roll back by themselves
+                await self.connection.execute("ROLLBACK")
             raise
         await self.connection.execute("COMMIT")
 

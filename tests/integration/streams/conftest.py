@@ -70,3 +70,21 @@ async def postgres_stage(postgres: AsyncEngine) -> AsyncIterator[Stage]:
     await stage.declare()
     yield stage
     await stage.log.close()
+
+
+@pytest.fixture
+def sqlite_database(migrated: Migrated, tmp_path: Path) -> Iterator[str]:
+    """A database for what only SQLite has."""
+    with migrated.copy("sqlite", tmp_path) as url:
+        yield url
+
+
+@pytest.fixture
+async def sqlite_stage(sqlite_database: str) -> AsyncIterator[Stage]:
+    """The same on SQLite."""
+    engine = connect(sqlite_database, "afluente-test")
+    stage = Stage(engine, MemoryLog())
+    await stage.declare()
+    yield stage
+    await stage.log.close()
+    await engine.dispose()

@@ -149,6 +149,7 @@ AWAY = [
     asyncpg.DeadlockDetectedError("deadlock"),
     asyncpg.InterfaceError("connection is closed"),
     asyncpg.InvalidCachedStatementError("a migration changed the table"),
+    asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"),
     wrapped(asyncpg.ReadOnlySQLTransactionError("read-only")),
     exc.TimeoutError("QueuePool limit"),
     sqlite_error(sqlite3.SQLITE_BUSY),
