@@ -43,4 +43,4 @@ async def started(environment: Mapping[str, str], *arguments: str) -> AsyncItera
     finally:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+            await process.communicate()  # to the end of its pipes, which the loop would close too late
