@@ -266,7 +266,7 @@ class Runtime:
         return planned
 
     async def _plan_safely(
-        self, sql: Sql, assignment: Assignment, planned: Sequence[tuple[Entry, Record, NewRow | RowRef]]
+        self, sql: Sql, assignment: Assignment, planned: list[tuple[Entry, Record, NewRow | RowRef]]
     ) -> None:
         """plan; record by record when the database refuses what is in the turn, so that one is laid to rest alone."""
         try:
@@ -286,8 +286,9 @@ class Runtime:
                     self._lay_to_rest(assignment, entry, record, "unexpected_error", type(error).__name__)
                 await assignment.begun(sql)
                 return
-            for one in planned:
-                await self._plan_safely(sql, assignment, [one])
+            while planned:
+                await self._plan_safely(sql, assignment, planned[:1])
+                del planned[:1]  # for good, also when the database goes away before the next
 
     async def _plan(
         self, sql: Sql, assignment: Assignment, planned: Sequence[tuple[Entry, Record, NewRow | RowRef]]
