@@ -12,6 +12,8 @@ from models.times import UtcDateTime
 
 DISPATCH_TYPE = "App\\Models\\EmailDispatch"
 """`auditable_type` of the rows of email_dispatches: the class that the old service audits."""
+EVENT_TYPE = "App\\Models\\OutboxEvent"
+"""The same of outbox_events."""
 
 
 class Audit(Table, table=True):

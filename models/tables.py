@@ -6,6 +6,7 @@ from models.batches import BatchDuplicate, ImportBatch, ImportSlice
 from models.dead_letters import DeadLetter
 from models.dispatches import EmailDispatch
 from models.offsets import ProcessorOffset
+from models.outbox import OutboxEvent
 
 metadata = Table.metadata
 
@@ -16,6 +17,7 @@ __all__ = [
     "EmailDispatch",
     "ImportBatch",
     "ImportSlice",
+    "OutboxEvent",
     "ProcessorOffset",
     "metadata",
 ]
