@@ -1,4 +1,4 @@
-"""AMQP 0-9-1 as intake and the commands about its queues need it: the only place that knows pika.
+"""AMQP 0-9-1 as intake and the commands about its queues need it: with `_amqp_headers.py` all that knows pika.
 
 It runs on pika's asyncio adapter, so heartbeats are answered whenever the loop turns: also while a list is published to
 a stream, and while a retry waits. Messages are plain data here. Not here: names of queues (`_queues.py`) and decisions.
@@ -18,10 +18,11 @@ from pika import exceptions
 from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 
+from processors import _amqp_headers
 from streams.errors import BadSettings, LogError, LogRefused
 
 HEARTBEAT_SECONDS = 20
-"""Proposed where the URL has no `?heartbeat=`; a broker that is silent for as long counts as gone."""
+"""Proposed where the URL has no `?heartbeat=`; a broker that is silent for little longer counts as gone."""
 
 ANSWER_SECONDS = 30.0
 """How long an answer may take: a broker that stops its publishers (an alarm of memory or disk) answers nothing."""
@@ -32,6 +33,8 @@ _PROPERTIES = (
     "content_type", "content_encoding", "headers", "delivery_mode", "priority", "correlation_id", "reply_to",
     "expiration", "message_id", "timestamp", "type", "user_id", "app_id", "cluster_id",
 )  # fmt: skip
+
+_amqp_headers.install()
 
 # Every failure is raised and told in our words; pika would log each of them several times, at ERROR.
 logging.getLogger("pika").setLevel(logging.CRITICAL)

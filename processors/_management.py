@@ -49,7 +49,11 @@ class Management:
 
     async def queue(self, name: str) -> dict[str, Any] | None:
         """What it says of a queue or stream, None if there is none."""
-        return await self._ask("GET", "queues", self._vhost, name)  # type: ignore[no-any-return]
+        info: dict[str, Any] | None = await self._ask("GET", "queues", self._vhost, name)
+        if info is not None and info.get("policy") and "effective_policy_definition" not in info:
+            # It tells the name at once, and the content only with the first statistics, seconds later.
+            info["effective_policy_definition"] = (await self.policy(info["policy"]) or {}).get("definition")
+        return info
 
     async def bindings(self, exchange: str, queue: str) -> set[str]:
         """The routing keys under which the exchange passes on to the queue."""

@@ -144,8 +144,8 @@ def _properties(delivery: Delivery, added: dict[str, Any], drop: set[str]) -> di
     return kept | {"headers": headers | added, "delivery_mode": PERSISTENT}
 
 
-def _tells_of_death(header: str) -> bool:
-    return header.startswith(_DEATHS)
+def _tells_of_death(header: object) -> bool:
+    return isinstance(header, str) and header.startswith(_DEATHS)  # of a client without UTF-8 it is bytes
 
 
 # ---- what the management interface says of the queue

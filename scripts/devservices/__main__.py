@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
-from scripts.devservices import docker
+from scripts.devservices import debian, docker
 from scripts.devservices.broker import Broker
 from scripts.devservices.places import BASE, die, say
 from scripts.devservices.postgres import Postgres
@@ -18,6 +18,7 @@ scripts/services up | down | status | install
 scripts/services start-broker | stop-broker | restart-broker | kill-broker
 scripts/services start-postgres | stop-postgres | restart-postgres | kill-postgres
 scripts/services ctl ARGUMENTS...      rabbitmqctl against this broker
+scripts/services php                   PHP and php-amqplib, for the tests that publish as the publisher does
 
 up       start what does not run yet, wait until everything answers (may be repeated)
 down     end what up started, and nothing else; the data stay
@@ -67,6 +68,7 @@ def _actions(services: list[Service]) -> dict[str, Callable[[], None]]:
         "install": partial(_each, services, "install"),
         "up": partial(_up, services),
         "down": partial(_each, services, "down"),
+        "php": debian.php_with_amqplib,
     }
     for service in services:
         actions[f"start-{service.name}"] = service.start

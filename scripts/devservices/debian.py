@@ -43,6 +43,15 @@ def postgres_programs() -> Path:
     return found or die("Debian's package postgresql brought no release 15 or later in /usr/lib/postgresql")
 
 
+def php_with_amqplib() -> None:
+    """PHP and its AMQP library: what the publisher is written in. Installs Debian's when one is missing."""
+    if shutil.which("php") and Path("/usr/share/php/PhpAmqpLib/autoload.php").exists():
+        return
+    _need_root("PHP with php-amqplib")
+    _update()
+    install("php-cli", "php-amqplib")
+
+
 def install(*packages: str) -> None:
     """Install Debian packages without starting the services they bring along."""
     say(f"installing {' '.join(packages)}")

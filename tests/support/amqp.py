@@ -48,6 +48,7 @@ class Stage:
         """Past the proxy."""
         self._stop = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
+        self._house: House | None = None
 
     @property
     def imports(self) -> str:
@@ -85,8 +86,10 @@ class Stage:
             async with open_house(settings, "test", self.metrics, database=False) as house:
                 running = asyncio.ensure_future(run_processors(house, ["intake"], self._stop))
                 try:
-                    await eventually(lambda: _is_ready(house, running))
-                    ready.set()
+                    self._house = house
+                    await eventually(lambda: self._is_consuming_or(running))
+                    if not running.done():
+                        ready.set()
                 finally:
                     await running
 
@@ -95,7 +98,22 @@ class Stage:
         await asyncio.wait({self._running, waiting}, timeout=20, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         if self._running.done():
-            self._running.result()
+            ended, self._running = self._running, None
+            ended.result()
+
+    async def consuming(self) -> None:
+        """Wait until intake consumes (again)."""
+        await eventually(self._is_consuming)
+
+    def _is_consuming_or(self, ended: "asyncio.Future[None]") -> None:
+        if not ended.done():
+            self._is_consuming()
+
+    def _is_consuming(self) -> None:
+        self.check()
+        assert self._house is not None
+        assert "intake" in self._house.checks
+        assert self._house.checks["intake"]() is None
 
     async def stop(self) -> None:
         """Stop intake as SIGTERM does, and wait until it has ended."""
@@ -134,7 +152,7 @@ class Stage:
 
         async def is_in_force() -> None:
             info = await self.management.call("GET", "queues", "/", self.queues.queue)
-            assert info["effective_policy_definition"] == definition
+            assert info.get("policy") == self.name
 
         await eventually(is_in_force)
 
@@ -212,10 +230,6 @@ class Stage:
             for exchange in (self.queues.exchange, self.queues.dead_exchange):
                 await self.management.call("DELETE", "exchanges", "/", exchange)
             await self.management.delete(self.imports)
-
-
-def _is_ready(house: House, running: "asyncio.Future[None]") -> None:
-    assert running.done() or ("intake" in house.checks and house.checks["intake"]() is None)
 
 
 @asynccontextmanager
