@@ -6,30 +6,36 @@ together (`_compose.py`) and run (`_serve.py`).
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import orjson
 import typer
 from rich.progress import MofNCompleteColumn, Progress
-from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from models.slices import InvalidImport
-from models.tables import ProcessorOffset
-from processors import _cli_dlq, _cli_topology, _compose, _house, _migrate, _publish, _serve, _status, _tables
+from processors import (
+    _cli_dlq,
+    _cli_positions,
+    _cli_topology,
+    _compose,
+    _house,
+    _migrate,
+    _publish,
+    _serve,
+    _status,
+    _tables,
+)
 from processors._backfill import backfill as backfill_rows
+from processors._commands import ALL, processor_names, with_database
 from processors._console import err, fail, named, out
 from processors._demo import demo as _demo
 from processors._demo.display import Display
 from processors._settings import Settings, load_settings
-from streams.database import connect
 from streams.exit_codes import ExitCode
 
-T = TypeVar("T")
-
-ALL = "all"
 STDIN = "<stdin>"
 
 EPILOG = "Exit codes: " + ", ".join(f"{code.value} {code.name.lower()}" for code in ExitCode) + "."
@@ -61,20 +67,12 @@ def run(
     ],
 ) -> None:
     """Run processors until SIGTERM or SIGINT; what is in flight is finished and recorded."""
-    names = _names(processors)
+    names = processor_names(processors)
     settings = load_settings()
     if ALL in processors:
         names = _compose.all_names(settings)
     _compose.check(settings, names)
     raise typer.Exit(_serve.serve(settings, names))
-
-
-def _names(wanted: list[str]) -> list[str]:
-    unknown = [name for name in wanted if name not in _compose.PROCESSORS and name != ALL]
-    if unknown:
-        known = ", ".join([*_compose.PROCESSORS, ALL])
-        raise typer.BadParameter(f"there is no processor {', '.join(map(repr, unknown))}; there are {known}")
-    return list(_compose.PROCESSORS) if ALL in wanted else list(dict.fromkeys(wanted))
 
 
 # ---- the database
@@ -104,41 +102,11 @@ def backfill() -> None:
         found = await backfill_rows(engine)
         out.print(f"{found.rows} rows, {found.keys} of them with a key")
 
-    _with_database(work)
+    with_database(work)
 
 
-@app.command()
-@named
-def pause(
-    processor: Annotated[str, typer.Argument(help="its name")],
-    reason: Annotated[str, typer.Option(help="why, for those who ask `status`")] = "",
-) -> None:
-    """Let a processor take nothing more until `resume`; it notices within seconds and finishes what it has."""
-    _set_paused(processor, True, reason or None)
-
-
-@app.command()
-@named
-def resume(processor: Annotated[str, typer.Argument(help="its name")]) -> None:
-    """Let a paused processor go on."""
-    _set_paused(processor, False, None)
-
-
-def _set_paused(processor: str, paused: bool, reason: str | None) -> None:
-    [name] = _names([processor])
-    if _compose.PROCESSORS[name].reads is None:
-        raise typer.BadParameter(f"{name} reads no stream: it has no position that could be paused")
-    row = ProcessorOffset.__table__  # type: ignore[attr-defined]
-
-    async def work(engine: AsyncEngine) -> int:
-        async with engine.begin() as connection:
-            statement = update(row).where(row.c.processor == name).values(paused=paused, paused_reason=reason)
-            return (await connection.execute(statement)).rowcount
-
-    count = _with_database(work)
-    if not count:
-        raise fail(ExitCode.FAILED, f"{name} has never run here: there is no position to change")
-    out.print(f"{name} {'paused' if paused else 'goes on'} in {count} partition{'s' if count > 1 else ''}")
+for command in (_cli_positions.pause, _cli_positions.resume, _cli_positions.replay):
+    app.command()(command)
 
 
 # ---- batches
@@ -196,7 +164,7 @@ def status(
         finally:
             await log.close()
 
-    found = _with_database(work)
+    found = with_database(work)
     if found.log_away is not None:
         err.print(f"the log does not answer, ends are those last seen: {found.log_away}", markup=False)
     if as_json:
@@ -218,24 +186,6 @@ def demo(
     sys.stdout.write(orjson.dumps(outcome.result).decode() + "\n")
     if outcome.disagreements:
         raise typer.Exit(ExitCode.FAILED)
-
-
-# ---- what commands share
-
-
-def _with_database(work: Callable[[AsyncEngine], Coroutine[Any, Any, T]]) -> T:
-    """Run `work` on a database of the newest schema. Raises DatabaseAway and NotMigrated; nothing is waited for."""
-    with _house.database_errors():
-        return asyncio.run(_on_database(load_settings(), work))
-
-
-async def _on_database(settings: Settings, work: Callable[[AsyncEngine], Coroutine[Any, Any, T]]) -> T:
-    engine = connect(settings.database_url.get_secret_value(), "afluente")
-    try:
-        await _house.check_migrated(engine)
-        return await work(engine)
-    finally:
-        await engine.dispose()
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from processors.outbox_relay import OutboxRelay
 from processors.splitter import processor as splitter
 from streams.dead_letter_tail import DeadLetterTail
 from streams.log import StreamSpec
+from streams.message import Message
 from streams.relay import Relay, Source, Tail
 from streams.runtime import Runtime
 from streams.transforms import TransformRuntime
@@ -179,6 +180,8 @@ class Entry:
     streams: tuple[Callable[[Settings], StreamSpec], ...]
     reads: Callable[[Settings], str] | None = None
     """The name of the stream in which it has a position."""
+    new_keys: Callable[[Message], list[str]] | None = None
+    """The keys of the e-mails that a record of its stream makes, where they have no row yet. Raises Reject."""
     needs: tuple[str, ...] = ()
     """Settings that have no default and that only this one requires."""
     database: bool = True
@@ -189,9 +192,18 @@ class Entry:
 
 PROCESSORS: dict[str, Entry] = {
     intake.NAME: Entry(_intake, (imports_spec,), needs=("AMQP_URL",), database=False, optional=True),
-    splitter.NAME: Entry(_splitter, (imports_spec, recipients_spec), lambda settings: settings.imports_stream),
+    splitter.NAME: Entry(
+        _splitter,
+        (imports_spec, recipients_spec),
+        reads=lambda settings: settings.imports_stream,
+        new_keys=splitter.new_keys,
+    ),
     mailer.NAME: Entry(
-        _mailer, (recipients_spec,), lambda settings: settings.recipients_stream, ("SMTP_HOST", "MAIL_FROM")
+        _mailer,
+        (recipients_spec,),
+        reads=lambda settings: settings.recipients_stream,
+        new_keys=mailer.new_keys,
+        needs=("SMTP_HOST", "MAIL_FROM"),
     ),
     outbox_relay.NAME: Entry(_outbox_relay, (recipients_spec, dead_letters_spec)),
 }

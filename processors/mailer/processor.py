@@ -68,6 +68,16 @@ def retry_message(row: Row) -> Message:
     return Message(str(row["id"]), RETRY, 1, row["attempts"] + 1, b"{}")
 
 
+def new_keys(message: Message) -> list[str]:
+    """The key of the row that this message makes, unless there is one: none, if it is only a hint. Raises Reject."""
+    if message.type == RETRY and message.version == 1:
+        return []
+    if message.type == RECIPIENT and message.version == 1:
+        _recipient(message)
+        return [message.id]
+    raise _unknown(message)
+
+
 class Mailer:
     """See `streams.processor.RowProcessor`."""
 
@@ -98,9 +108,7 @@ class Mailer:
             return _row_ref(message)
         if message.type == RECIPIENT and message.version == 1:
             return self._new_row(message)
-        raise Reject(
-            "unknown_type", f"the mailer knows no message of type {message.type[:50]!r} version {message.version}"
-        )
+        raise _unknown(message)
 
     def _new_row(self, message: Message) -> NewRow:
         registration, batch_id, index = _recipient(message)
@@ -180,6 +188,11 @@ class Mailer:
         if error.code >= 500 and self._permanent_is_final:
             return Reject("refused", str(error))
         return Retry(str(error))
+
+
+def _unknown(message: Message) -> Reject:
+    known = f"type {message.type[:50]!r} version {message.version}"
+    return Reject("unknown_type", f"the mailer knows no message of {known}")
 
 
 def _row_ref(message: Message) -> RowRef:

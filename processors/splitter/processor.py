@@ -7,14 +7,20 @@ from collections.abc import Iterator, Sequence
 
 import orjson
 
-from processors.splitter.split import Split, publisher_name, split_steps
+from processors.splitter.split import Split, publisher_name, split, split_steps
 from streams.dead_letters import DeadLetter
 from streams.log import Partition, Record
-from streams.message import Message
+from streams.message import Message, decode
 from streams.processor import Transformed
 from streams.sql import Sql, now, recordset
 
 NAME = "splitter"
+
+
+def new_keys(message: Message) -> list[str]:
+    """The keys of those who would be mailed, unless they have a row. Raises Reject for the whole record."""
+    [outgoing] = split(message, 0, 1).outgoing
+    return [decode(data).id for _, data in outgoing]
 
 
 class Splitter:
@@ -40,15 +46,13 @@ class Splitter:
         self, sql: Sql, records: Sequence[Record], partition: Partition, results: Sequence[Transformed]
     ) -> Sequence[DeadLetter]:
         """Slices, batches and duplicates. The dead letters of rejected registrations are the engine's to lay."""
-        splits: list[Split] = [result.facts for result in results]
-        if not splits:
-            return []
-        await _count_slices(sql, records, partition, splits)
-        await _count_duplicates(sql, splits)
-        await _count_batches(sql, splits)
-        return [
-            letter for record, split in zip(records, splits, strict=True) for letter in _dead(record, partition, split)
-        ]
+        found: list[tuple[Record, Split]] = [(r, result.facts) for r, result in zip(records, results, strict=True)]
+        if new := [(record, split) for record, split in found if split.redriven_from is None]:
+            splits = [split for _, split in new]
+            await _count_slices(sql, [record for record, _ in new], partition, splits)
+            await _count_duplicates(sql, splits)
+            await _count_batches(sql, splits)
+        return [letter for record, split in found for letter in _dead(record, partition, split)]
 
 
 def _dead(record: Record, partition: Partition, split: Split) -> list[DeadLetter]:
@@ -63,6 +67,7 @@ def _dead(record: Record, partition: Partition, split: Split) -> list[DeadLetter
             item_index=rejected.item_index,
             batch_id=split.batch_id,
             body=rejected.item,
+            redriven_from=split.redriven_from,
         )
         for rejected in split.rejected
     ]

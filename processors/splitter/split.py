@@ -25,6 +25,9 @@ number of partitions, STRIDE, body or properties. Otherwise the log drops the ne
 confirms them. In doubt raise it: under a new name everything is published again, and duplicates die on their key; what
 was dropped does not come back."""
 
+REDRIVE = "redrive"
+"""Property of a slice that redrives a rejected registration: the number of its dead letter."""
+
 ITEMS_PER_STEP = 500
 """So many take 4 ms or so, a time for which everything else of the process may wait."""
 
@@ -65,7 +68,8 @@ class Duplicate(NamedTuple):
 class Split:
     """What one record holds: `items` of them from `first_index` of `total`, each outgoing, rejected or a duplicate.
 
-    `outgoing` has one list for each partition of the target, its publishing ids rising.
+    `outgoing` has one list for each partition of the target, its publishing ids rising. `redriven_from` is the dead
+    letter whose registration this is, once more: it was counted when its slice came.
     """
 
     batch_id: str
@@ -75,6 +79,7 @@ class Split:
     outgoing: list[list[Outgoing]]
     rejected: list[Rejected] = field(default_factory=list)
     duplicates: list[Duplicate] = field(default_factory=list)
+    redriven_from: int | None = None
 
     @property
     def valid(self) -> int:
@@ -138,7 +143,9 @@ def _items(message: Message) -> list[object]:
 
 def _empty_split(message: Message, count: int, partitions: int) -> Split:
     batch, total, first = _place(message, count)
-    return Split(batch, total, first, count, [[] for _ in range(partitions)])
+    redriven = message.headers.get(REDRIVE)
+    redriven_from = redriven if isinstance(redriven, int) and redriven > 0 else None
+    return Split(batch, total, first, count, [[] for _ in range(partitions)], redriven_from=redriven_from)
 
 
 def _place(message: Message, count: int) -> tuple[str, int, int]:

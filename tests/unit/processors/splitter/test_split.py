@@ -254,3 +254,12 @@ def test_what_a_record_becomes_is_unchanged_unless_the_version_was_raised() -> N
         b'"on-154069287","agent_name":"Zo\xc3\xab","agent_email":"Ana@xn--mnchen-3ya.example"}}'
     )
     assert isinstance(parse_registration(orjson.loads(recipients(whole)[0].body)["data"]), Registration)
+
+
+@pytest.mark.parametrize(("header", "named"), [(7, 7), (0, None), (-1, None), ("7", None), (None, None)])
+def test_split_names_the_dead_letter_when_its_slice_redrives_one(header: Any, named: int | None) -> None:
+    """What it publishes is the same in every case: the same people, under the same ids."""
+    place: dict[str, str | int] = {"batch": "a" * 64, "total": 9, "first": 4}
+    redriven = imported([item()], **place, **({} if header is None else {"redrive": header}))
+    assert split(redriven, 3, 1).redriven_from == named
+    assert split(redriven, 3, 1).outgoing == split(imported([item()], **place), 3, 1).outgoing
