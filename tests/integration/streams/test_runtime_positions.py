@@ -4,11 +4,14 @@ import asyncio
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from streams import offsets
+from streams.database import dialect, driver_connection
 from streams.errors import Retry
 from streams.log import Partition, StreamSpec
 from streams.recovery import RecoveryPolicy
+from streams.sql import sql
 from streams.testing import MemoryLog, MovableClock, eventually
-from tests.support.engine import STREAM, Stage, crash, first, running
+from tests.support.engine import NAME, STREAM, Stage, crash, first, running
 
 KEYS = [f"k{n}" for n in range(10)]
 
@@ -26,7 +29,9 @@ async def halted(stage: Stage, partition: int = 0) -> str:
 
 async def replay(stage: Stage, offset: int) -> None:
     """What the replay command does."""
-    await stage.query("UPDATE processor_offsets SET next_offset = :n, epoch = epoch + 1", n=offset)
+    async with driver_connection(stage.engine) as connection:
+        [partition, *_] = await stage.log.partitions(STREAM)
+        await offsets.replay(sql(connection, dialect(stage.engine)), NAME, partition, offset)
 
 
 # ---- the settled prefix
