@@ -87,7 +87,7 @@ async def test_the_other_mailer_sends_the_rest_when_one_is_killed_in_mid_send(
         pod(looks, "mailer") as first,
     ):
         await reads(looks)
-        async with pod(looks, "all"):
+        async with pod(looks):
             await looks.publish(people(COUNT))
             await sink.wait_for(2 * SLOTS)
             await first.kill()
@@ -103,7 +103,7 @@ async def test_the_other_mailer_sends_the_rest_when_one_is_stopped_in_mid_send(s
     answer_slowly(sink)
     async with Looks(services_site, sink, **SLOW) as looks, pod(looks, "mailer") as first:
         await reads(looks)
-        async with pod(looks, "all"):
+        async with pod(looks):
             await looks.publish(people(COUNT))
             await sink.wait_for(2 * SLOTS)
             await first.terminate()

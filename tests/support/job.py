@@ -276,7 +276,7 @@ class Job(Looks):
 
     async def _run(self, names: Sequence[str], more_mailers: int) -> None:
         """One process; more mailers are processes of their own, but not on the embedded log, which allows only one."""
-        async with asyncio.TaskGroup() as tasks, open_house(self.settings, "test", self.metrics) as house:
+        async with asyncio.TaskGroup() as tasks, open_house(self.settings, "job", self.metrics) as house:
             self.house = self.house or house
             parts = [tasks.create_task(run_processors(house, names, self._stop))]
             for _ in range(more_mailers):

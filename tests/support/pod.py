@@ -14,6 +14,7 @@ from typing import Any, Self
 from uuid import uuid4
 
 from streams.testing import eventually
+from tests.support.job import PROCESSORS
 
 START_SECONDS = 40.0
 END_SECONDS = 30.0
@@ -23,8 +24,9 @@ class Pod:
     """Starts with the block and is killed at its end, if it still runs then. Its log must name nobody."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str], *processors: str) -> None:
-        """`environment` are all settings; of the test's own environment it gets only what Python needs."""
-        self._arguments = [sys.executable, "-m", "processors", "run", *(processors or ("all",))]
+        """`processors`: all of the job, if none is named. `environment` are all settings; of the test's own it gets
+        only what Python needs."""
+        self._arguments = [sys.executable, "-m", "processors", "run", *(processors or PROCESSORS)]
         self._environment = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
         self._environment |= environment
         self._folder = folder
