@@ -101,7 +101,8 @@ async def test_each_is_mailed_once_when_the_broker_is_lost_in_mid_mail(
         assert len(first) == len(set(first)) == 151
 
 
-@pytest.mark.parametrize("fault", ["frozen", "deaf"])
+@RESTART
+@pytest.mark.parametrize("fault", ["deaf", "restart"])
 async def test_next_batch_is_mailed_when_all_connections_died_while_idle(
     services_site: Site, sink: Sink, proxy: TcpProxy, services: Services, fault: str
 ) -> None:
