@@ -48,5 +48,9 @@ def idempotency_key(mailable: str, opp_id: int | str, registration: int | str, a
 
     A change of this rule asks for a new SPLIT_VERSION in the splitter, and makes old rows unfindable: do not.
     """
-    lines = f"{mailable}\n{canonical_id(opp_id)}\n{canonical_id(registration)}\n{normalise_address(address)}"
-    return sha256(lines.encode()).hexdigest()
+    return key_of_canonical(mailable, canonical_id(opp_id), canonical_id(registration), normalise_address(address))
+
+
+def key_of_canonical(mailable: str, opp_id: int, registration: int, address: str) -> str:
+    """The same of ids and an ASCII address that are known to be canonical but for upper case; checks nothing."""
+    return sha256(f"{mailable}\n{opp_id}\n{registration}\n{address.lower()}".encode()).hexdigest()

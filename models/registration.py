@@ -6,13 +6,14 @@ refusal says never contains the value: it goes to logs and tables that are no pl
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
 import orjson
 from email_validator import SPECIAL_USE_DOMAIN_NAMES, EmailNotValidError, validate_email
 
-from models.keys import canonical_id, idempotency_key
+from models.keys import canonical_id, idempotency_key, key_of_canonical
 
 MAILABLE = "import_registration"
 """The kind of mail an import asks for; part of its idempotency key."""
@@ -64,6 +65,8 @@ class Registration(NamedTuple):
     @property
     def key(self) -> str:
         """The idempotency key of its e-mail."""
+        if self.agent_email.isascii():  # always, if it was parsed: then nothing is left to be checked
+            return key_of_canonical(MAILABLE, self.opp_id, self.registration, self.agent_email)
         return idempotency_key(MAILABLE, self.opp_id, self.registration, self.agent_email)
 
 
@@ -78,17 +81,20 @@ def parse_registration(item: object) -> Registration:
         registration, opp_id, opp_name, number, agent_name, agent_email = _six_fields(item)
     except KeyError as error:
         raise _missing(item, error) from None
-    return Registration(
-        _id(registration, "registration"),
-        _id(opp_id, "opp_id"),
-        _text(opp_name, "opp_name"),
-        _text(number, "number"),
-        _text(agent_name, "agent_name"),
-        _address(agent_email),
+    return _new_registration(
+        (
+            _id(registration, "registration"),
+            _id(opp_id, "opp_id"),
+            _text(opp_name, "opp_name"),
+            _text(number, "number"),
+            _text(agent_name, "agent_name"),
+            _address(agent_email),
+        )
     )
 
 
 _six_fields = itemgetter(*Registration._fields)
+_new_registration = partial(tuple.__new__, Registration)  # what Registration() does, without a call of Python code
 
 
 def _missing(item: Mapping[str, object], error: KeyError) -> InvalidRegistration:

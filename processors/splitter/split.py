@@ -7,13 +7,14 @@ dropped by the log as a whole.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
-from models.registration import InvalidRegistration, Registration, parse_registration, recipient_body
+from models.registration import InvalidRegistration, parse_registration, recipient_body
 from models.slices import MAX_ITEMS, InvalidImport, batch_id, cut_items, parse_import
 from streams.errors import Reject
 from streams.log import route
-from streams.message import Message
+from streams.message import Message, encoder
 
 STRIDE = MAX_ITEMS
 """Publishing ids per record. A record of more items is refused, else its ids would run into the next record's."""
@@ -46,6 +47,9 @@ class Outgoing(NamedTuple):
 
     publishing_id: int
     data: bytes
+
+
+_new_outgoing = partial(tuple.__new__, Outgoing)  # what Outgoing() does, without a call of Python code
 
 
 class Rejected(NamedTuple):
@@ -105,7 +109,7 @@ def split_steps(message: Message, offset: int, partitions: int) -> Iterator[Spli
     items = _items(message)
     whole = _empty_split(message, len(items), partitions)
     originals = enumerate(cut_items(message.body))
-    headers = _trace(message)
+    encode = encoder("recipient", 1, 1, _trace(message))
     first_id = offset * STRIDE + 1  # not 0: a log answers 0 for the last id of a name that never published
     seen: set[str] = set()
     for number, item in enumerate(items):
@@ -122,8 +126,8 @@ def split_steps(message: Message, offset: int, partitions: int) -> Iterator[Spli
             whole.duplicates.append(Duplicate(index, key))
             continue
         seen.add(key)
-        data = _recipient(registration, key, whole.batch_id, index, headers)
-        whole.outgoing[route(key, partitions)].append(Outgoing(first_id + number, data))
+        data = encode(key, recipient_body(registration, whole.batch_id, index))
+        whole.outgoing[route(key, partitions)].append(_new_outgoing((first_id + number, data)))
     yield whole
 
 
@@ -167,10 +171,6 @@ def _trace(message: Message) -> dict[str, str | int]:
     """The trace goes on in the recipients' messages, if it is one."""
     trace = message.headers.get("traceparent")
     return {"traceparent": trace} if isinstance(trace, str) and _TRACEPARENT.fullmatch(trace) else {}
-
-
-def _recipient(registration: Registration, key: str, batch: str, index: int, headers: dict[str, str | int]) -> bytes:
-    return Message(key, "recipient", 1, 1, recipient_body(registration, batch, index), headers).encode()
 
 
 def _rejected(index: int, error: InvalidRegistration, item: bytes) -> Rejected:
