@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from models.slices import InvalidImport
 from processors import (
+    _cli_dead_letters,
     _cli_dlq,
     _cli_positions,
     _cli_topology,
@@ -49,6 +50,7 @@ app = typer.Typer(
 )
 app.add_typer(_cli_topology.app, name="topology")
 app.add_typer(_cli_dlq.app, name="dlq")
+app.add_typer(_cli_dead_letters.app, name="dead-letters")
 
 
 def main() -> None:

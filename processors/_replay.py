@@ -74,7 +74,7 @@ async def find(
 async def _move(database: Sql, log: Log, processor: str, partition: Partition, place: Place) -> Move:
     bounds = await log.bounds(partition)
     saved = await offsets.load(database, processor, partition)
-    to = await _resolve(log, partition, bounds, place)
+    to = await resolve(log, partition, bounds, place)
     # a halted position says nothing about what was read of the stream as it is now
     seen = saved.next_offset if saved is not None and not saved.halted_reason else bounds.first
     passed = max(0, to - max(seen, bounds.first))
@@ -82,7 +82,8 @@ async def _move(database: Sql, log: Log, processor: str, partition: Partition, p
     return Move(partition, was, to, passed, bounds.next, saved is not None and saved.paused)
 
 
-async def _resolve(log: Log, partition: Partition, bounds: Bounds, place: Place) -> int:
+async def resolve(log: Log, partition: Partition, bounds: Bounds, place: Place) -> int:
+    """The offset of a place in a partition with these bounds. Raises NoSuchPlace."""
     if place.first:
         return bounds.first
     if place.next:
