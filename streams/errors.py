@@ -16,11 +16,13 @@ class Retry(StreamsError):
 
     `fault` names a provider-wide cause (`connect`, `auth`, `tls`, ...), equal for all rows that fail alike; the
     breaker counts those. `in_doubt` says that the other side may have accepted: the reply was lost after the dot.
+    `not_before` are the seconds for which the other side wants to be left alone: a back-off is never shorter.
     """
 
     error: str
     fault: str | None = None
     in_doubt: bool = False
+    not_before: float = 0.0
 
     def __str__(self) -> str:
         return self.error

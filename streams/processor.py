@@ -62,13 +62,14 @@ class Limits:
 class RowTable:
     """A table whose rows live by the protocol: where they are kept and which columns are the application's.
 
-    `insert` maps the columns of a new row to PostgreSQL types; `read` is what a claim returns, `known` what
-    `RowProcessor.known` is shown; `due` is the relay's order, by dialect, exactly as the index has it; `stored` are
-    the columns that an act may change together with `sent`; `sent_times` get the time of sending.
+    `key` is the column that says what is the same thing, None where that is the id. `insert` maps the columns of a new
+    row to PostgreSQL types; `read` is what a claim returns, `as_text` those of it that come as the database's own
+    text, `known` what `RowProcessor.known` is shown; `due` is the relay's order, by dialect, exactly as the index has
+    it; `stored` are the columns that an act may change together with `sent`; `sent_times` get the time of sending.
     """
 
     name: str
-    key: str
+    key: str | None
     error: str
     insert: Mapping[str, str]
     read: tuple[str, ...]
@@ -76,6 +77,7 @@ class RowTable:
     known: tuple[str, ...] = ()
     stored: Mapping[str, str] = field(default_factory=dict)
     sent_times: tuple[str, ...] = ("sent_at",)
+    as_text: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

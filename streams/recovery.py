@@ -63,7 +63,8 @@ def decide(error: Exception, attempts: int, policy: RecoveryPolicy, random: floa
         return Final(OUTCOME_UNKNOWN, held=True, in_doubt=True)
     if attempts >= policy.max_attempts:
         return Final(ATTEMPTS_USED_UP, in_doubt=in_doubt)
-    return RetryAt(backoff(attempts, policy, random), in_doubt)
+    not_before = error.not_before if isinstance(error, Retry) else 0.0
+    return RetryAt(max(backoff(attempts, policy, random), not_before), in_doubt)
 
 
 def backoff(attempts: int, policy: RecoveryPolicy, random: float) -> float:

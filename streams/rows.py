@@ -17,7 +17,7 @@ from streams.processor import Limits, NewRow, RowTable
 from streams.recovery import ATTEMPTS_USED_UP, OnUnknown
 from streams.sql import Row, Sql, greatest, item, later, now, recordset
 
-UNKNOWN = "the process or its connection died after the mail may have been accepted: outcome unknown"
+UNKNOWN = "the process or its connection died after it may have been accepted: outcome unknown"
 
 PENDING = "coalesce(status, '') = 'pending'"
 """For statements that know their ids. Not `status = 'pending'`: before the table was analysed, PostgreSQL took the
@@ -56,6 +56,7 @@ class Rows:
         self.batch = limits.relay_batch
         d = dialect
         self._now = now(d)
+        self._key = f'"{table.key}"' if table.key is not None else "CAST(id AS text)"
         self._hold = limits.recovery.on_unknown is OnUnknown.HOLD
         # attempts as a claim or a failure counts them: a try that was in flight at a reset is the first of the new set
         self._used = greatest(d, "attempts", "CASE WHEN lease_until IS NULL THEN 0 ELSE 1 END")
@@ -66,6 +67,7 @@ class Rows:
         self._claim = self._claim_text("$1")
         self._exhaust = self._exhaust_text()
         self._fail = self._fail_text()
+        self._defer = self._defer_text()
         self._sent = self._sent_text("$1")
         self._group = self._group_text() if d == "postgresql" else ""
         self._reserve = self._reserve_text()
@@ -77,7 +79,7 @@ class Rows:
 
     async def insert(self, sql: Sql, rows: Sequence[NewRow]) -> list[Row]:
         """Rule 1: insert what is new, as queued, so that the relay leaves it alone. Returns id and key of those."""
-        return await sql.fetch(self._insert, _json([{**row.values, self.table.key: row.key} for row in rows]))
+        return await sql.fetch(self._insert, _json([{**row.values, str(self.table.key): row.key} for row in rows]))
 
     async def states(self, sql: Sql, keys: Sequence[str], ids: Sequence[int]) -> list[Row]:
         """The rows with these keys or ids: the columns of `known`, and `claimable` (pending, due, no running lease)."""
@@ -91,6 +93,10 @@ class Rows:
     async def exhaust(self, sql: Sql, ids: Sequence[int]) -> list[Row]:
         """Rules 6 and 7: of rows that were not claimed, fail those with no attempt left or an outcome to hold."""
         return await sql.fetch(self._exhaust, _json([{"row_id": i} for i in ids])) if ids else []
+
+    async def defer(self, sql: Sql, waits: Sequence[tuple[int, float]]) -> None:
+        """Not before so many seconds, for rows whose provider is away: without a claim, so that no try is counted."""
+        await sql.fetch(self._defer, _json([{"row_id": row_id, "wait": wait} for row_id, wait in waits]))
 
     # ---- record
 
@@ -155,7 +161,7 @@ class Rows:
 
     def _insert_text(self) -> str:
         t = self.table
-        columns = {**t.insert, t.key: "text"}
+        columns = {**t.insert, str(t.key): "text"}
         names = ", ".join(f'"{name}"' for name in columns)
         source = recordset(self.dialect, "$1", "x", columns)
         return f"""
@@ -167,25 +173,28 @@ class Rows:
         t = self.table
         known = "".join(f't."{name}", ' for name in t.known)
         source = recordset(self.dialect, "$1", "x", {"row_id": "bigint", "row_key": "text"})
-        columns = f"""t.id, t."{t.key}" AS row_key, {known}
+        columns = f"""t.id, {self._key} AS row_key, t.attempts, {known}
             (t.status = 'pending' AND {self._due} AND {self._free}) AS claimable"""
+        by_id = f"SELECT {columns} FROM {source} JOIN {t.name} AS t ON t.id = x.row_id WHERE x.row_id IS NOT NULL"
+        if t.key is None:
+            return by_id
         # two index look-ups instead of one OR, which would scan the table
-        return f"""
-            SELECT {columns} FROM {source} JOIN {t.name} AS t ON t."{t.key}" = x.row_key WHERE x.row_key IS NOT NULL
-            UNION ALL
-            SELECT {columns} FROM {source} JOIN {t.name} AS t ON t.id = x.row_id WHERE x.row_id IS NOT NULL"""
+        by_key = f'SELECT {columns} FROM {source} JOIN {t.name} AS t ON t."{t.key}" = x.row_key'
+        return f"{by_key} WHERE x.row_key IS NOT NULL UNION ALL {by_id}"
 
     def _claim_text(self, parameter: str, condition: str = "") -> str:
         t, limits = self.table, self.limits
         unheld = "AND lease_until IS NULL" if self._hold else ""
-        read = "".join(f', "{name}"' for name in t.read)
+        read = "".join(
+            f', CAST("{name}" AS text) AS "{name}"' if name in t.as_text else f', "{name}"' for name in t.read
+        )
         return f"""
             UPDATE {t.name} AS t SET attempts = {self._used} + 1, claim_no = claim_no + 1,
                 lease_until = {later(self.dialect, str(limits.lease))}, queued_until = NULL,
                 doubts = doubts + CASE WHEN lease_until IS NULL THEN 0 ELSE 1 END, updated_at = {self._now}
             WHERE {self._unlocked(parameter)} AND {PENDING} AND {self._due} AND {self._free} {unheld}
                 AND {self._used} < {limits.recovery.max_attempts} {condition}
-            RETURNING id, claim_no, attempts, "{t.key}" AS row_key{read}"""
+            RETURNING id, claim_no, attempts, {self._key} AS row_key{read}"""
 
     def _unlocked(self, parameter: str) -> str:
         """The rows of the parameter, less those that somebody has locked: whose transaction holds up its row alone.
@@ -208,7 +217,14 @@ class Rows:
                 lease_until = NULL, queued_until = NULL, next_attempt_at = NULL, updated_at = {self._now}
             WHERE {self._unlocked("$1")} AND {PENDING} AND {self._due} AND {self._free}
                 AND ({self._used} >= {self.limits.recovery.max_attempts} OR ({held}))
-            RETURNING id, claim_no, attempts, held, status, created_at, "{t.key}" AS row_key, "{t.error}" AS error"""
+            RETURNING id, claim_no, attempts, held, status, created_at, {self._key} AS row_key, "{t.error}" AS error"""
+
+    def _defer_text(self) -> str:
+        return f"""
+            UPDATE {self.table.name} AS t SET next_attempt_at = {later(self.dialect, "x.wait")}, queued_until = NULL,
+                updated_at = {self._now}
+            FROM {recordset(self.dialect, "$1", "x", {"row_id": "bigint", "wait": "float8"})}
+            WHERE t.id = x.row_id AND {self._unlocked("$1")} AND {PENDING} AND {self._due} AND {self._free}"""
 
     def _fail_text(self) -> str:
         t, d = self.table, self.dialect
@@ -229,7 +245,7 @@ class Rows:
                 doubts = doubts + doubt, lease_until = NULL, queued_until = NULL, updated_at = {self._now}
             FROM {recordset(d, "$1", "x", columns)}
             WHERE t.id = x.row_id AND claim_no = x.fence AND {PENDING} AND lease_until IS NOT NULL
-            RETURNING id, claim_no, attempts, held, status, created_at, "{t.key}" AS row_key, "{t.error}" AS error"""
+            RETURNING id, claim_no, attempts, held, status, created_at, {self._key} AS row_key, "{t.error}" AS error"""
 
     def _sent_text(self, parameter: str) -> str:
         t = self.table
@@ -266,7 +282,7 @@ class Rows:
     def _expired_text(self) -> str:
         t = self.table
         return f"""
-            SELECT id, "{t.key}" AS row_key FROM {t.name}
+            SELECT id, {self._key} AS row_key FROM {t.name}
             WHERE status = 'pending' AND queued_until <= {self._now} AND {self._due} AND {self._free}
             ORDER BY random() LIMIT $1"""
 
@@ -280,7 +296,7 @@ class Rows:
 
     def _reserved(self) -> str:
         text = "queued_until::text" if self.dialect == "postgresql" else "queued_until"
-        return f'id, "{self.table.key}" AS row_key, attempts, claim_no, {text} AS queued_until'
+        return f"id, {self._key} AS row_key, attempts, claim_no, {text} AS queued_until"
 
     def _release_text(self) -> str:
         t, d = self.table, self.dialect

@@ -16,11 +16,10 @@ docs/life-of-a-row.md.
 
 import asyncio
 import random
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -31,6 +30,7 @@ from streams.breaker import Breaker
 from streams.database import dialect, is_away
 from streams.dead_letters import DeadLetter, lay
 from streams.errors import LeaseOver, Reject, Retry, Undecodable
+from streams.lanes import Candidate, Lane, Lanes, Roads, Waiting
 from streams.log import Log, Record
 from streams.masking import mask
 from streams.message import decode
@@ -50,15 +50,6 @@ Step = Callable[[str], None]
 """Called with the name of each step as it is reached; tests make a process die there."""
 
 
-class Candidate(NamedTuple):
-    """A record whose row may be claimed as soon as a slot is free."""
-
-    entry: Entry
-    row_id: int
-    key: str | None
-    payload: object
-
-
 @dataclass(slots=True, eq=False)
 class Work:
     """A claim under way, and at its end the outcome (None: the lease was over, nothing is recorded)."""
@@ -67,6 +58,7 @@ class Work:
     entry: Entry
     claim: Claim
     gate: Gate
+    lane: Lane
     outcome: Outcome | None = None
     error: Exception | None = None
 
@@ -77,6 +69,7 @@ class Group:
 
     finished: list[Work] = field(default_factory=list)
     refused: list[tuple[Assignment, Candidate]] = field(default_factory=list)
+    deferred: list[tuple[Assignment, Candidate, float]] = field(default_factory=list)
     dead: list[tuple[Assignment, Entry, DeadLetter]] = field(default_factory=list)
     claims: list[tuple[Assignment, Candidate]] = field(default_factory=list)
     advances: list[tuple[Assignment, Advance, Entry]] = field(default_factory=list)
@@ -85,11 +78,11 @@ class Group:
     started: float = 0.0
 
     def __bool__(self) -> bool:
-        return bool(self.finished or self.refused or self.dead or self.claims or self.advances)
+        return bool(self.finished or self.refused or self.deferred or self.dead or self.claims or self.advances)
 
     def assignments(self) -> set[Assignment]:
         """Whose records are in this group, claims included."""
-        pairs = [*self.refused, *self.claims]
+        pairs = [*self.refused, *self.claims, *((assignment, c) for assignment, c, _ in self.deferred)]
         letters = [assignment for assignment, _, _ in self.dead]
         return {work.assignment for work in self.finished} | {assignment for assignment, _ in pairs} | set(letters)
 
@@ -101,7 +94,7 @@ class Group:
     def entries(self) -> list[Entry]:
         """The records of which this group holds the outcome."""
         refused, dead = [c.entry for _, c in self.refused], [entry for _, entry, _ in self.dead]
-        return [work.entry for work in self.finished] + refused + dead
+        return [work.entry for work in self.finished] + refused + dead + [c.entry for _, c, _ in self.deferred]
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -119,13 +112,15 @@ class Runtime:
         limits: Limits,
         metrics: telemetry.Metrics,
         step: Step = lambda name: None,
+        lanes: Lanes | None = None,
     ) -> None:
         self.processor, self.limits = processor, limits
         self._log, self._metrics, self._step = source, metrics, step
         self._database = Database(engine, limits.database_away)
         self._rows = Rows(processor.table, limits, dialect(engine))
         self._assignments: list[Assignment] = []
-        self._candidates: dict[Assignment, deque[Candidate]] = {}
+        self._roads = Roads(lanes, limits.slots, limits.breaker)
+        self._candidates: dict[Assignment, Waiting] = {}
         self._in_flight: dict[Assignment, int] = {}
         self._acts: set[asyncio.Task[None]] = set()
         self._free = limits.slots
@@ -140,7 +135,11 @@ class Runtime:
         self._permits = asyncio.Semaphore(limits.in_doubt) if limits.in_doubt < limits.slots else None
         self._pace = Pace(limits.rate_per_second)
         self._pace_timer: asyncio.TimerHandle | None = None
-        self.breaker = Breaker(limits.breaker)
+
+    @property
+    def breaker(self) -> Breaker:
+        """That of the provider; of the only one, where the processor has no lanes."""
+        return self._roads[""].breaker
 
     # ---- life
 
@@ -154,7 +153,9 @@ class Runtime:
 
     async def _run(self, stop: asyncio.Event) -> None:
         async with self._tasks as tasks:
-            background = [tasks.create_task(self._record_forever()), tasks.create_task(self._watch_provider())]
+            background = [tasks.create_task(self._record_forever())]
+            if self._roads.lanes is None:
+                background.append(tasks.create_task(self._watch_provider(self._roads[""])))
             for partition in await self._log.partitions(self.processor.stream):
                 assignment = self._assign(partition)
                 assignment.subscription = await self._log.subscribe(partition, self.processor.name, assignment)
@@ -173,7 +174,7 @@ class Runtime:
             self.processor.name, partition, self._log, self._database.open, finish=self._finish, changed=self._changed
         )
         self._assignments.append(assignment)
-        self._candidates[assignment] = deque()
+        self._candidates[assignment] = Waiting(self._roads)
         self._in_flight[assignment] = 0
         return assignment
 
@@ -221,7 +222,9 @@ class Runtime:
         def room() -> bool:
             if assignment.isolated:
                 return not assignment.window.entries
-            return len(self._candidates[assignment]) <= ahead and len(assignment.window.entries) < behind
+            # a lane that is full must not keep the others' records from being read
+            near = self._roads.lanes is not None or len(self._candidates[assignment]) <= ahead
+            return near and len(assignment.window.entries) < behind
 
         async with self._progress:
             await self._progress.wait_for(room)
@@ -297,19 +300,40 @@ class Runtime:
         reserved = self._reserve_slots(assignment, len(planned))
         t0 = clock()
         claimed: list[Row] = []
+        chosen: list[Candidate] = []
         try:
             async with sql.transaction():
                 candidates = await self._insert_and_look(sql, planned)
-                claimed = await self._rows.claim(sql, [c.row_id for c in candidates[:reserved]])
+                chosen, rest = self._choose(candidates, reserved)
+                claimed = await self._rows.claim(sql, [c.row_id for c in chosen])
                 await assignment.begun(sql)
         except BaseException:
             self._free += reserved
+            self._give_back(chosen)
             raise
         waiting = {id(candidate.entry) for candidate in candidates}
         for entry, _, _ in planned:
             entry.settled = id(entry) not in waiting
-        self._start_claimed([(assignment, c) for c in candidates[:reserved]], claimed, t0, reserved)
-        self._candidates[assignment].extend(candidates[reserved:])
+        self._start_claimed([(assignment, c) for c in chosen], claimed, t0, reserved)
+        self._candidates[assignment].extend(rest)
+
+    def _choose(self, candidates: Sequence[Candidate], slots: int) -> tuple[list[Candidate], list[Candidate]]:
+        """Those to claim at once, as far as there are slots and their lanes have room; and the rest."""
+        chosen: list[Candidate] = []
+        rest: list[Candidate] = []
+        for candidate in candidates:
+            lane = self._roads[candidate.lane]
+            if len(chosen) < slots and not lane.breaker.is_open and lane.busy < lane.width:
+                lane.take(candidate.row_id)
+                chosen.append(candidate)
+            else:
+                rest.append(candidate)
+        return chosen, rest
+
+    def _give_back(self, candidates: Iterable[Candidate]) -> None:
+        """They were not claimed after all: their lanes have room again."""
+        for candidate in candidates:
+            self._roads[candidate.lane].give_back(candidate.row_id, clock())
 
     async def _insert_and_look(
         self, sql: Sql, planned: Sequence[tuple[Entry, Record, NewRow | RowRef]]
@@ -335,18 +359,19 @@ class Runtime:
         by_key, by_id = {r["row_key"]: r for r in found}, {r["id"]: r for r in found}
         if known or again:
             await self.processor.known(sql, [(row, by_key[row.key]) for _, row in known + again if row.key in by_key])
-        candidates = [Candidate(e, fresh[k], k, row.payload) for k, (e, row) in news.items() if k in fresh]
+        lane = self._roads.of
+        candidates = [
+            Candidate(e, fresh[k], k, row.payload, lane(row.values)) for k, (e, row) in news.items() if k in fresh
+        ]
         candidates += [
-            Candidate(e, by_key[row.key]["id"], row.key, None)
-            for e, row in known
-            if row.key in by_key and by_key[row.key]["claimable"]
+            _of_row(e, by_key[row.key], lane) for e, row in known if row.key in by_key and by_key[row.key]["claimable"]
         ]
         seen: set[int] = set()
         for entry, ref in refs:
             state = by_id.get(ref.row_id)
             if state is not None and state["claimable"] and ref.row_id not in seen:
                 seen.add(ref.row_id)
-                candidates.append(Candidate(entry, ref.row_id, state["row_key"], None))
+                candidates.append(_of_row(entry, state, lane))
         candidates.sort(key=lambda candidate: candidate.entry.offset)
         return candidates
 
@@ -362,7 +387,8 @@ class Runtime:
 
     def _reserve_slots(self, assignment: Assignment, wanted: int) -> int:
         """How many of the free slots may be claimed for now: not while stopping, paused, fenced, broken or too fast."""
-        if self._stopping or self.breaker.is_open or not assignment.reading:
+        broken = self._roads.lanes is None and self.breaker.is_open
+        if self._stopping or broken or not assignment.reading:
             return 0
         granted = self._pace.grant(min(self._free, wanted), clock())
         self._free -= granted
@@ -383,6 +409,7 @@ class Runtime:
         for assignment, candidate in asked:
             row = rows.pop(candidate.row_id, None)
             if row is None:
+                self._give_back([candidate])
                 self._group.refused.append((assignment, candidate))
                 self._work.set()
             else:
@@ -398,7 +425,8 @@ class Runtime:
             self._permits.acquire if self._permits is not None else None,
         )
         self._in_flight[assignment] += 1
-        task = loop.create_task(self._act(Work(assignment, candidate.entry, claim, gate)))
+        work = Work(assignment, candidate.entry, claim, gate, self._roads[candidate.lane])
+        task = loop.create_task(self._act(work))
         self._acts.add(task)
         task.add_done_callback(self._acts.discard)
 
@@ -442,35 +470,37 @@ class Runtime:
         )
 
     def _learn(self, work: Work) -> None:
-        """Tell the breaker, which stops all claims when the provider is plainly away."""
-        was_open = self.breaker.is_open
-        if work.error is None:
-            self.breaker = self.breaker.succeeded()
-        elif not isinstance(work.error, LeaseOver):
-            fault = work.error.fault if isinstance(work.error, Retry) else None
-            self.breaker = self.breaker.failed(work.claim.row_id, fault, clock())
-        if self.breaker.is_open and not was_open:
-            log.error("breaker.opened", processor=self.processor.name, fault=self.breaker.fault)
-            self._metrics.breaker_open(self.processor.name, True)
+        """Tell the breaker of the lane, which stops its claims when the provider is plainly away."""
+        lane, was_open = work.lane, work.lane.breaker.is_open
+        lane.learn(work.claim.row_id, work.error, clock())
+        if lane.breaker.is_open != was_open:
+            self._turned(lane)
 
-    async def _watch_provider(self) -> None:
+    def _turned(self, lane: Lane) -> None:
+        """The breaker of a lane has opened or closed."""
+        if lane.breaker.is_open:
+            log.error("breaker.opened", processor=self.processor.name, lane=lane.name, fault=lane.breaker.fault)
+        else:
+            log.info("breaker.closed", processor=self.processor.name, lane=lane.name)
+        self._metrics.breaker_open(self.processor.name, self._roads.any_open)
+        self._work.set()
+
+    async def _watch_provider(self, lane: Lane) -> None:
         """While the breaker is open, probe the provider without a row; close by itself when it is back."""
         while True:
-            await asyncio.sleep(0.1 if self.breaker.is_open else 0.5)
-            if not self.breaker.probe_due(clock()):
+            await asyncio.sleep(0.1 if lane.breaker.is_open else 0.5)
+            if not lane.breaker.probe_due(clock()):
                 continue
-            self.breaker = self.breaker.probing()
+            lane.breaker = lane.breaker.probing()
             try:
                 async with asyncio.timeout(self.limits.act_timeout):
                     await self.processor.probe()
             except Exception as error:
-                self.breaker = self.breaker.probe_failed(clock())
+                lane.breaker = lane.breaker.probe_failed(clock())
                 log.warning("breaker.probe_failed", processor=self.processor.name, error=mask(str(error)))
             else:
-                self.breaker = self.breaker.probe_succeeded()
-                log.info("breaker.closed", processor=self.processor.name)
-                self._metrics.breaker_open(self.processor.name, False)
-                self._work.set()
+                lane.breaker = lane.breaker.probe_succeeded()
+                self._turned(lane)
 
     # ---- record and advance
 
@@ -497,12 +527,15 @@ class Runtime:
     def _gather(self) -> Group:
         """What has ended since the last commit, the records that it settles, and claims for the slots that it frees."""
         group, self._group = self._group, Group()
+        group.deferred = self._deferred()
         group.settle()
         for assignment in self._assignments:
             if (move := assignment.advance()) is not None:
                 group.advances.append((assignment, *move))
         finished = len(group.finished)
         self._free += finished
+        for work in group.finished:
+            work.lane.give_back(work.claim.row_id, clock())
         group.claims = self._next_claims()
         # what the claims do not use stays taken until the outcomes are committed: a plan may not claim for it before
         self._free -= max(0, finished - len(group.claims))
@@ -510,16 +543,23 @@ class Runtime:
         group.started = clock()
         return group
 
+    def _deferred(self) -> list[tuple[Assignment, Candidate, float]]:
+        """Whose provider is away: until it is probed, and but for the first some time later, not all at once."""
+        now = clock()
+        found = [(a, c, s) for a in self._assignments for c, s in self._candidates[a].deferred(now)]
+        return [(a, c, s * (1 + random.random()) if n else s) for n, (a, c, s) in enumerate(found)]
+
     def _next_claims(self) -> list[tuple[Assignment, Candidate]]:
-        """Candidates for the free slots, in turn from each partition."""
+        """Candidates for the free slots, in turn from each partition, where their lanes have room."""
         claims: list[tuple[Assignment, Candidate]] = []
         queues = [(a, q) for a, q in self._candidates.items() if q and a.reading]
         while queues and self._free:
-            for assignment, queue in list(queues):
-                if not queue or not self._reserve_slots(assignment, 1):
-                    queues.remove((assignment, queue))
+            for assignment, waiting in list(queues):
+                lane = waiting.next_lane(clock())
+                if lane is None or not self._reserve_slots(assignment, 1):
+                    queues.remove((assignment, waiting))
                 else:
-                    claims.append((assignment, queue.popleft()))
+                    claims.append((assignment, waiting.take(lane)))
         return claims
 
     async def _commit(self, connection: Sql, group: Group) -> None:
@@ -543,8 +583,9 @@ class Runtime:
         """
         log.warning("record.row_is_locked", processor=self.processor.name, outcomes=len(group.finished))
         parts = [Group(finished=[work], slots=1, started=group.started) for work in group.finished]
-        if group.dead or group.refused:
-            parts.append(Group(dead=group.dead, refused=group.refused, started=group.started))
+        if group.dead or group.refused or group.deferred:
+            rest = Group(dead=group.dead, refused=group.refused, deferred=group.deferred, started=group.started)
+            parts.append(rest)
         self._requeue(group.claims)
         self._free += group.slots - len(group.finished)
         for part in parts:
@@ -568,15 +609,19 @@ class Runtime:
 
     def _requeue(self, claims: Sequence[tuple[Assignment, Candidate]]) -> None:
         """Put candidates back whose claim was not tried; those of a fenced partition are read again anyway."""
+        self._give_back(candidate for _, candidate in claims)
         for assignment, candidate in reversed(claims):
             if not assignment.fenced:
-                self._candidates[assignment].appendleft(candidate)
+                self._candidates[assignment].put_back(candidate)
 
     async def _commit_once(self, sql: Sql, group: Group) -> Recorded:
         advances, claims = [move for _, move, _ in group.advances], [c.row_id for _, c in group.claims]
-        if sql.dialect == "postgresql" and not group.refused and not group.dead and all(o.sent for o in group.outcomes):
+        plain = not (group.refused or group.dead or group.deferred) and all(o.sent for o in group.outcomes)
+        if sql.dialect == "postgresql" and plain:
             return await self._rows.record(sql, group.outcomes, advances, claims)
         async with sql.transaction():
+            if group.deferred:
+                await self._rows.defer(sql, [(c.row_id, seconds) for _, c, seconds in group.deferred])
             exhausted = await self._rows.exhaust(sql, [c.row_id for _, c in group.refused])
             recorded = await self._rows.record(sql, group.outcomes, advances, claims)
             recorded.failed.extend(exhausted)
@@ -608,7 +653,8 @@ class Runtime:
     def _conclude(self, group: Group, recorded: Recorded) -> None:
         """The commit is done: slots are free, new claims start, final failures are reported."""
         self._metrics.committed(self.processor.name, clock() - group.started, len(group.finished))
-        self._metrics.records(self.processor.name, len(group.finished), len(group.dead), len(group.refused))
+        waiting = len(group.refused) + len(group.deferred)
+        self._metrics.records(self.processor.name, len(group.finished), len(group.dead), waiting)
         if recorded.in_place:
             for assignment, _, last in group.advances:
                 assignment.window.passed(last)
@@ -662,6 +708,10 @@ class Runtime:
             self._metrics.lag(self.processor.name, assignment)
             if assignment.fenced and assignment.subscription is not None and not self._stopping:
                 await assignment.subscription.restart()
+
+
+def _of_row(entry: Entry, row: Row, lane: Callable[[Row], str]) -> Candidate:
+    return Candidate(entry, row["id"], row["row_key"], None, lane(row), row["attempts"])
 
 
 def _stored(columns: Mapping[str, object]) -> dict[str, object]:

@@ -677,3 +677,28 @@ async def test_no_statement_of_a_turn_scans_the_table(postgres: AsyncEngine, ana
         assert "Seq Scan on email_dispatches" not in plan, f"{name}:\n{plan}"
         assert "ix_email_dispatches_due" not in plan, f"{name}:\n{plan}"
         assert "pk_email_dispatches" in plan or "email_dispatches_pkey" in plan, f"{name}:\n{plan}"
+
+
+# ---- deferring
+
+
+async def test_a_deferred_row_waits_and_no_try_is_counted(table: Table) -> None:
+    """Its provider is away: not before then, and the relay may publish it then."""
+    row_id = await table.a_row(queued_until=table.ahead())
+    async with table.sql() as sql:
+        await table.rows.defer(sql, [(row_id, 30.0)])
+    row = await table.get(row_id)
+    assert (row["status"], row["attempts"], row["claim_no"], row["queued_until"]) == ("pending", 0, 0, None)
+    assert row["next_attempt_at_ahead"]
+    assert await table.claim(row_id) == []
+
+
+@pytest.mark.parametrize("state", [{"status": "'failed'"}, {"lease_until": "ahead"}, {"next_attempt_at": "ahead"}])
+async def test_nothing_is_deferred_that_is_not_due(table: Table, state: dict[str, str]) -> None:
+    """Failed, in flight, or waiting already: what the row says stays."""
+    columns = {name: table.ahead() if value == "ahead" else value for name, value in state.items()}
+    row_id = await table.a_row(**columns)
+    before = await table.get(row_id)
+    async with table.sql() as sql:
+        await table.rows.defer(sql, [(row_id, 3000.0)])
+    assert await table.get(row_id) == before
