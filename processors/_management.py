@@ -17,6 +17,9 @@ from streams.errors import BadSettings, LogError, LogRefused
 
 TIMEOUT_SECONDS = 5.0
 
+_WITHOUT_STATISTICS = "?disable_stats=true&enable_queue_totals=true"
+"""They are costly, and what they add is seconds old. Without the second one a queue's policy is left out, too."""
+
 
 class ManagementAway(LogError):
     """The management interface does not answer, or not in its own words."""
@@ -48,11 +51,11 @@ class Management:
         return await self._ask("GET", "exchanges", self._vhost, name)  # type: ignore[no-any-return]
 
     async def queue(self, name: str) -> dict[str, Any] | None:
-        """What it says of a queue or stream, None if there is none."""
+        """What it says of a queue or stream, None if there is none; `policy_definition` is what its policy says."""
         info: dict[str, Any] | None = await self._ask("GET", "queues", self._vhost, name)
-        if info is not None and info.get("policy") and "effective_policy_definition" not in info:
-            # It tells the name at once, and the content only with the first statistics, seconds later.
-            info["effective_policy_definition"] = (await self.policy(info["policy"]) or {}).get("definition")
+        if info is not None:
+            policy = await self.policy(info["policy"]) if info.get("policy") else None
+            info["policy_definition"] = policy["definition"] if policy else {}
         return info
 
     async def bindings(self, exchange: str, queue: str) -> set[str]:
@@ -72,7 +75,7 @@ class Management:
         return await asyncio.to_thread(self._call, method, path, body)
 
     def _call(self, method: str, path: Iterable[str], body: object) -> Any:
-        url = "/".join([self._base, *(quote(part, safe="") for part in path)])
+        url = "/".join([self._base, *(quote(part, safe="") for part in path)]) + _WITHOUT_STATISTICS
         headers = {"Authorization": self._login, "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data, headers, method=method)  # noqa: S310 - settings allow http(s) only

@@ -153,7 +153,7 @@ def _tells_of_death(header: object) -> bool:
 
 def dead_lettering(info: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """The dead-letter exchange and routing key in force; the queue's own arguments stand above any policy."""
-    arguments, policy = info.get("arguments") or {}, info.get("effective_policy_definition") or {}
+    arguments, policy = info.get("arguments") or {}, info.get("policy_definition") or {}
     exchange = arguments.get("x-dead-letter-exchange", policy.get("dead-letter-exchange"))
     key = arguments.get("x-dead-letter-routing-key", policy.get("dead-letter-routing-key"))
     return exchange, key

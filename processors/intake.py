@@ -15,7 +15,7 @@ import structlog
 
 from models.slices import InvalidImport, Slice, batch_id, cut_items, slice_import
 from processors import _queues
-from processors._amqp import AmqpLost, AmqpMissing, AmqpRefused, Channel, Connection, Delivery
+from processors._amqp import AmqpLost, AmqpMissing, Channel, Connection, Delivery
 from processors._management import Management
 from processors._publish import Published, publish_slices
 from processors._queues import Queues
@@ -138,14 +138,23 @@ class Intake:
         """
         try:
             await self._take(channel, delivery)
-        except (AmqpLost, AmqpRefused):
+        except AmqpLost:
             raise
-        except InvalidImport as error:
-            capture_failure(error, processor=NAME)
-            await self._lay_to_rest(channel, delivery, error)
         except Exception as error:
             capture_failure(error, processor=NAME)
-            await self._put_back(channel, delivery, error, stop)
+            await self._give_up(channel, delivery, error, stop)
+
+    async def _give_up(self, channel: Channel, delivery: Delivery, error: Exception, stop: asyncio.Event) -> None:
+        try:
+            if isinstance(error, InvalidImport):
+                await self._lay_to_rest(channel, delivery, error)
+            else:
+                await self._put_back(channel, delivery, error, stop)
+        except AmqpLost:
+            raise
+        except Exception as second:  # unacked it is safe, and a new connection brings it again
+            capture_failure(second, processor=NAME)
+            raise AmqpLost(f"a list could be moved nowhere: {type(second).__name__}") from second
 
     async def _take(self, channel: Channel, delivery: Delivery) -> None:
         slices = read_list(delivery.body, self._policy.max_body_bytes)

@@ -17,6 +17,7 @@ from streams.testing import eventually
 from tests.conftest import Services
 from tests.support.amqp import Stage, amqp_url, new_stage
 from tests.support.job import PROCESSORS, Job, address, people
+from tests.support.pod import Pod
 from tests.support.sites import Site
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -94,6 +95,29 @@ async def test_everybody_is_mailed_once_when_a_plain_script_publishes_the_same_l
         await job.settled(20)
         await eventually(lambda: job.received(batch_id(body), times=2))
         assert job.mails() == {address(n): 1 for n in range(1, 21)}
+
+
+# ---- as a pod
+
+
+async def test_pod_of_intake_works_and_stops_in_good_order_when_there_is_no_database(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """Its probe says ready, a list arrives, SIGTERM ends it with 0; no line of its log names anybody."""
+    async with Pod(tmp_path, stage.environment(), "intake") as pod:
+        await stage.publish(people(3))
+        await pod.logged("intake.published")
+        stage.amqp.refusing = True
+        stage.amqp.cut()
+
+        async def is_not_ready() -> None:
+            code, text = await pod.probe("/readyz")
+            assert (code, "the AMQP broker" in text) == (503, True)
+
+        await eventually(is_not_ready)
+        await pod.terminate()
+        assert await pod.ended() == 0
+    assert len(await stage.items()) == 3
 
 
 # ---- floods and faults

@@ -11,9 +11,12 @@ from typing import Any
 from uuid import uuid4
 
 from prometheus_client import CollectorRegistry
+from typer.testing import CliRunner, Result
 
+from processors.__main__ import app
 from processors._amqp import Channel, Connection, Delivery
 from processors._house import House, open_house
+from processors._management import Management as RealManagement
 from processors._queues import Queues
 from processors._serve import run_processors
 from processors._settings import Settings
@@ -63,6 +66,7 @@ class Stage:
             "LOG_URL": f"rabbitmq-stream://{user}@127.0.0.1:{self.stream.port}/",
             "IMPORTS_STREAM": self.imports,
             "RECIPIENTS_STREAM": f"{self.name}-recipients",
+            "DEAD_LETTERS_STREAM": f"{self.name}-dead-letters",
             "AMQP_URL": amqp_url(self.services, self.amqp.port),
             "AMQP_EXCHANGE": self.queues.exchange,
             "AMQP_ROUTING_KEY": self.queues.routing_key,
@@ -150,11 +154,21 @@ class Stage:
         policy = {"pattern": f"^{self.queues.queue}$", "apply-to": "queues", "definition": definition}
         await self.management.call("PUT", "policies", "/", self.name, body=policy)
 
+        user = f"{self.services.user}:{self.services.password}"
+
         async def is_in_force() -> None:
-            info = await self.management.call("GET", "queues", "/", self.queues.queue)
+            url = f"http://{user}@127.0.0.1:{self.services.management_port}"
+            info = await RealManagement(url, "/").queue(self.queues.queue)
+            assert info is not None
             assert info.get("policy") == self.name
 
         await eventually(is_in_force)
+
+    async def command(self, *arguments: str, **changes: object) -> Result:
+        """Run `afluente` with these settings in a thread of this process."""
+        environment = dict.fromkeys(map(str.upper, Settings.model_fields), "") | self.environment(**changes)
+        runner = CliRunner(env={**environment, "COLUMNS": "200"})
+        return await asyncio.to_thread(runner.invoke, app, arguments, prog_name="afluente")
 
     # ---- looking
 

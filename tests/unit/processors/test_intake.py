@@ -100,7 +100,7 @@ def test_nothing_of_its_death_is_left_when_a_letter_is_given_back() -> None:
 
 def test_intake_is_one_of_all_when_it_has_a_broker() -> None:
     """A site without an AMQP broker runs all the others; asked for by name, intake says what it needs."""
-    urls = {"database_url": "sqlite+aiosqlite:///a.db", "log_url": "embedded:///log.db"}
+    urls: dict[str, Any] = {"database_url": "sqlite+aiosqlite:///a.db", "log_url": "embedded:///log.db"}
     without = Settings(_env_file=None, **urls)
     with_broker = Settings(_env_file=None, **urls, amqp_url="amqp://u:p@mq/")
     assert "intake" not in _compose.all_names(without)
@@ -135,11 +135,11 @@ def test_items_are_picked_as_the_bytes_they_are() -> None:
     ("info", "in_force"),
     [
         ({}, False),
-        ({"effective_policy_definition": {"max-length": 5}}, False),
-        ({"effective_policy_definition": {"dead-letter-exchange": "notification.dlx"}}, False),
+        ({"policy_definition": {"max-length": 5}}, False),
+        ({"policy_definition": {"dead-letter-exchange": "notification.dlx"}}, False),
         (
             {
-                "effective_policy_definition": {
+                "policy_definition": {
                     "dead-letter-exchange": "notification.dlx",
                     "dead-letter-routing-key": "imports.dlq",
                 }
@@ -153,7 +153,7 @@ def test_items_are_picked_as_the_bytes_they_are() -> None:
         (
             {
                 "arguments": {"x-dead-letter-exchange": "elsewhere"},
-                "effective_policy_definition": {
+                "policy_definition": {
                     "dead-letter-exchange": "notification.dlx",
                     "dead-letter-routing-key": "imports.dlq",
                 },
