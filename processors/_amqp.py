@@ -156,10 +156,14 @@ class Channel:
             lambda done: self._channel.exchange_declare(name, "direct", passive=passive, durable=True, callback=done)
         )
 
-    async def declare_queue(self, name: str, *, passive: bool = False) -> int:
-        """A durable queue without arguments; answers how many messages are ready. `passive` as above."""
+    async def declare_queue(
+        self, name: str, *, passive: bool = False, arguments: Mapping[str, object] | None = None
+    ) -> int:
+        """A durable queue; answers how many messages are ready. `passive` as above."""
         answer = await self._ask(
-            lambda done: self._channel.queue_declare(name, passive=passive, durable=True, callback=done)
+            lambda done: self._channel.queue_declare(
+                name, passive=passive, durable=True, arguments=dict(arguments or {}), callback=done
+            )
         )
         return int(answer.method.message_count)
 

@@ -5,13 +5,13 @@ last. A declaration with other arguments would fail on one of the two sides, so 
 by a policy, not by us (docs/decisions/0016). Not here: the connection (`_amqp.py`), and who decides what is dead.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from processors._amqp import AmqpMissing, Connection, Delivery
+from processors._amqp import AmqpMissing, Channel, Connection, Delivery
 
 RETRY_COUNT = "x-retry-count"
 """How often a message was put back into the queue because the stream was away."""
@@ -27,6 +27,10 @@ _OF_A_DEATH = {REASON, ERROR, AT, BATCH, INDEX}
 _DEATHS = ("x-death", "x-first-death-", "x-last-death-")
 _ROUTING = {"CC", "BCC"}
 """Headers that would send a copy of what we publish to further queues."""
+
+_OF_DEAD_QUEUE = {"x-queue-type": "quorum", "x-delivery-limit": -1}
+"""It is ours alone, so it has arguments: replicated in a cluster, and looked at as often as anybody likes. Without the
+limit's end a quorum queue drops what was given out and back 20 times."""
 
 PERSISTENT = 2
 
@@ -66,11 +70,11 @@ async def declare(connection: Connection, queues: Queues) -> None:
     AmqpLost and AmqpRefused.
     """
     for exchange in (queues.exchange, queues.dead_exchange):
-        if not await exists(connection, exchange=exchange):
-            await _declare(connection, exchange=exchange)
+        if not await exchange_exists(connection, exchange):
+            await declare_exchange(connection, exchange)
     for queue in (queues.queue, queues.dead_queue):
-        if not await exists(connection, queue=queue):
-            await _declare(connection, queue=queue)
+        if not await queue_exists(connection, queue):
+            await declare_queue(connection, queues, queue)
     channel = await connection.channel()
     await channel.bind(queues.exchange, queues.queue, queues.routing_key)
     for key in queues.dead_keys:
@@ -78,29 +82,38 @@ async def declare(connection: Connection, queues: Queues) -> None:
     await channel.close()
 
 
-async def exists(connection: Connection, *, exchange: str | None = None, queue: str | None = None) -> bool:
-    """Whether there is an exchange or queue of this name, whatever its kind."""
+async def exchange_exists(connection: Connection, name: str) -> bool:
+    """Whether there is an exchange of this name, whatever its kind."""
+    return await _exists(connection, lambda channel: channel.declare_exchange(name, passive=True))
+
+
+async def queue_exists(connection: Connection, name: str) -> bool:
+    """Whether there is a queue of this name, whatever its kind."""
+    return await _exists(connection, lambda channel: channel.declare_queue(name, passive=True))
+
+
+async def declare_exchange(connection: Connection, name: str) -> None:
+    """Declare it as the publisher does. Raises AmqpRefused, with the broker's reason, when it exists otherwise."""
+    await _alone(connection, lambda channel: channel.declare_exchange(name))
+
+
+async def declare_queue(connection: Connection, queues: Queues, name: str) -> None:
+    """Declare the publisher's queue as it does, or the dead-letter queue as ours; raises as above."""
+    arguments = _OF_DEAD_QUEUE if name == queues.dead_queue else None
+    await _alone(connection, lambda channel: channel.declare_queue(name, arguments=arguments))
+
+
+async def _exists(connection: Connection, look: Callable[[Channel], Awaitable[object]]) -> bool:
     with suppress(AmqpMissing):
-        await _declare(connection, exchange=exchange, queue=queue, passive=True)
+        await _alone(connection, look)
         return True
     return False
 
 
-async def declare_as_publisher(
-    connection: Connection, *, exchange: str | None = None, queue: str | None = None
-) -> None:
-    """Declare in the publisher's words. Raises AmqpRefused, with the broker's reason, when it exists otherwise."""
-    await _declare(connection, exchange=exchange, queue=queue)
-
-
-async def _declare(
-    connection: Connection, *, exchange: str | None = None, queue: str | None = None, passive: bool = False
-) -> None:
-    channel = await connection.channel()  # of its own: a refusal ends it
-    if exchange is not None:
-        await channel.declare_exchange(exchange, passive=passive)
-    if queue is not None:
-        await channel.declare_queue(queue, passive=passive)
+async def _alone(connection: Connection, work: Callable[[Channel], Awaitable[object]]) -> None:
+    """On a channel of its own, for a refusal ends it."""
+    channel = await connection.channel()
+    await work(channel)
     await channel.close()
 
 

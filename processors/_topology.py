@@ -94,23 +94,33 @@ async def _look_at_amqp(amqp: Amqp) -> list[Finding]:
     queues, management = amqp.queues, amqp.management
     async with _connected(amqp) as connection:
         return [
-            *[await _look_at_one(connection, exchange=name) for name in (queues.exchange, queues.dead_exchange)],
-            *[await _look_at_one(connection, queue=name) for name in (queues.queue, queues.dead_queue)],
+            *[await _look_at_exchange(connection, name) for name in (queues.exchange, queues.dead_exchange)],
+            *[await _look_at_queue(connection, queues, name) for name in (queues.queue, queues.dead_queue)],
             await _look_at_bindings(management, queues.exchange, queues.queue, {queues.routing_key}),
             await _look_at_bindings(management, queues.dead_exchange, queues.dead_queue, set(queues.dead_keys)),
             await _look_at_dead_letters(amqp),
         ]
 
 
-async def _look_at_one(connection: Connection, **named: str) -> Finding:
-    [(kind, name)] = named.items()
-    if not await _queues.exists(connection, **named):
-        return Finding(f"{kind} {name}", State.MISSING)
+async def _look_at_exchange(connection: Connection, name: str) -> Finding:
+    if not await _queues.exchange_exists(connection, name):
+        return Finding(f"exchange {name}", State.MISSING)
+    return await _judge(f"exchange {name}", _queues.declare_exchange(connection, name))
+
+
+async def _look_at_queue(connection: Connection, queues: Queues, name: str) -> Finding:
+    if not await _queues.queue_exists(connection, name):
+        return Finding(f"queue {name}", State.MISSING)
+    return await _judge(f"queue {name}", _queues.declare_queue(connection, queues, name))
+
+
+async def _judge(what: str, declaring: Awaitable[None]) -> Finding:
+    """Of what exists, the broker itself says whether it is as it would be declared."""
     try:
-        await _queues.declare_as_publisher(connection, **named)
+        await declaring
     except AmqpRefused as error:
-        return Finding(f"{kind} {name}", State.DIFFERS, f"the publisher's declaration is refused: {error}")
-    return Finding(f"{kind} {name}", State.OK)
+        return Finding(what, State.DIFFERS, str(error))
+    return Finding(what, State.OK)
 
 
 async def _look_at_bindings(management: Management | None, exchange: str, queue: str, keys: set[str]) -> Finding:

@@ -41,6 +41,13 @@ async def test_letters_are_listed_with_their_reasons_and_nobody_is_named(stage: 
     assert (await dlq(stage, "list", "--limit", "1")).stdout.count("attempts_used_up") == 1
 
 
+async def test_letters_are_there_when_they_were_looked_at_often(stage: Stage) -> None:
+    """A quorum queue drops what was given out and back 20 times, unless it was told not to."""
+    await bury(stage, lists=2)
+    for _ in range(30):
+        assert len(await stage.letters()) == 2
+
+
 async def test_letter_is_shown_with_its_properties_or_its_bytes(stage: Stage) -> None:
     """The bytes are the original ones, to be mended and published again."""
     await bury(stage, lists=2)
