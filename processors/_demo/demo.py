@@ -30,6 +30,9 @@ from streams.errors import BadSettings, StreamsError
 from streams.log import Partition
 from streams.telemetry import Metrics, configure_logging
 
+PATH = ("splitter", "mailer", "outbox_relay")
+"""The processors that a batch passes, from the stream of imports to the mail server."""
+
 LOOK_SECONDS = 0.2
 PATIENCE_SECONDS = 60.0
 
@@ -152,15 +155,15 @@ async def _port(process: Process) -> int:
 
 @asynccontextmanager
 async def _processors(settings: Settings) -> AsyncIterator[House]:
-    """All processors in this process; at the end of the block they have recorded what was in flight."""
+    """The processors of the path in this process; at the end of the block they have recorded what was in flight.
+
+    What ends one of them early ends the block at once.
+    """
     stop = asyncio.Event()
-    async with open_house(settings, "afluente demo", Metrics()) as house:
-        running = asyncio.ensure_future(run_processors(house, list(_compose.PROCESSORS), stop))
-        try:
-            yield house
-        finally:
-            stop.set()
-            await running
+    async with open_house(settings, "afluente demo", Metrics()) as house, asyncio.TaskGroup() as tasks:
+        tasks.create_task(run_processors(house, PATH, stop))
+        yield house
+        stop.set()
 
 
 # ---- deliveries
