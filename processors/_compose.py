@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from models.registration import MAILABLE
 from processors import intake, outbox_relay
 from processors._amqp import Connection, vhost
-from processors._house import House
+from processors._house import House, outbox_limits
 from processors._management import Management
 from processors._queues import Queues
 from processors._settings import Settings
@@ -22,8 +22,11 @@ from processors.mailer import processor as mailer
 from processors.mailer import smtp
 from processors.mailer.mail import Frame, Sender
 from processors.mailer.mailable import load_mailable
-from processors.outbox_relay import OutboxRelay
+from processors.outbox_relay import OutboxRelay, Pruner
 from processors.splitter import processor as splitter
+from processors.sync import processor as sync
+from processors.sync.sender import AiohttpTransport
+from processors.sync.sender import Sender as HttpSender
 from streams.dead_letter_tail import DeadLetterTail
 from streams.log import StreamSpec
 from streams.message import Message
@@ -49,6 +52,11 @@ def imports_spec(settings: Settings) -> StreamSpec:
 def recipients_spec(settings: Settings) -> StreamSpec:
     """The super stream with a message per recipient."""
     return _spec(settings, settings.recipients_stream, settings.recipients_partitions)
+
+
+def outbox_spec(settings: Settings) -> StreamSpec:
+    """The super stream with a message per event."""
+    return _spec(settings, settings.outbox_stream, settings.outbox_partitions)
 
 
 def dead_letters_spec(settings: Settings) -> StreamSpec:
@@ -108,26 +116,33 @@ def _outbox_relay(house: House) -> Runner:
     s = house.settings
     sources: list[Source] = [
         Tail(mailer.TABLE, s.recipients_stream, mailer.NAME, mailer.retry_message),
+        Tail(sync.TABLE, s.outbox_stream, sync.NAME, sync.event_message),
         DeadLetterTail(s.dead_letters_stream),
     ]
-    return OutboxRelay([_relay(house, source) for source in sources])
+    days = s.outbox_retention_days
+    pruner = Pruner(house.engine, days, house.limits.database_away) if days else None
+    return OutboxRelay([_relay(house, source) for source in sources], pruner)
 
 
 def _relay(house: House, source: Source) -> Relay:
     return Relay(source, house.log, house.engine, house.limits, house.metrics)
 
 
-class _MailerRunner:
-    """The mailer with its connections to the mail server."""
+class _Connections(Protocol):
+    async def close(self) -> None: ...
 
-    def __init__(self, runtime: Runtime, pool: smtp.Pool) -> None:
-        self._runtime, self._pool = runtime, pool
+
+class _Connected:
+    """A row processor with its connections to the outside, which are closed after it."""
+
+    def __init__(self, runtime: Runtime, connections: _Connections) -> None:
+        self._runtime, self._connections = runtime, connections
 
     async def run(self, stop: asyncio.Event) -> None:
         try:
             await self._runtime.run(stop)
         finally:
-            await self._pool.close()
+            await self._connections.close()
 
 
 def _mailer(house: House) -> Runner:
@@ -143,7 +158,16 @@ def _mailer(house: House) -> Runner:
         message_id_domain=s.mail_message_id_domain or address.rpartition("@")[2],
         permanent_5xx_is_final=s.permanent_5xx_is_final,
     )
-    return _MailerRunner(Runtime(processor, house.log, house.engine, house.limits, house.metrics), pool)
+    return _Connected(Runtime(processor, house.log, house.engine, house.limits, house.metrics), pool)
+
+
+def _sync(house: House) -> Runner:
+    s = house.settings
+    sender = HttpSender(AiohttpTransport(s.outbox_ca_file))
+    processor = sync.Sync(s.outbox_stream, s, sender)
+    lanes = processor.lanes(s.outbox_slots_per_target)
+    limits = outbox_limits(s)
+    return _Connected(Runtime(processor, house.log, house.engine, limits, house.metrics, lanes=lanes), sender)
 
 
 def _smtp_config(settings: Settings) -> smtp.SmtpConfig:
@@ -205,7 +229,8 @@ PROCESSORS: dict[str, Entry] = {
         new_keys=mailer.new_keys,
         needs=("SMTP_HOST", "MAIL_FROM"),
     ),
-    outbox_relay.NAME: Entry(_outbox_relay, (recipients_spec, dead_letters_spec)),
+    sync.NAME: Entry(_sync, (outbox_spec,), reads=lambda settings: settings.outbox_stream),
+    outbox_relay.NAME: Entry(_outbox_relay, (recipients_spec, outbox_spec, dead_letters_spec)),
 }
 """Every processor by its name: that of its Deployment, and of its label in metrics."""
 

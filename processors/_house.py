@@ -6,7 +6,7 @@ And what is said when one of them does not answer. Not here: the processors (`_c
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 from sqlalchemy.exc import DBAPIError
@@ -65,6 +65,21 @@ def limits(settings: Settings) -> Limits:
         relay_batch=s.relay_batch,
         relay_poll=s.relay_poll_seconds,
         repeat_lag_limit=s.repeat_lag_limit,
+    )
+
+
+def outbox_limits(settings: Settings) -> Limits:
+    """The same for events: their requests are short, their retries few and close together, and none is ever held."""
+    s = settings
+    return replace(
+        limits(s),
+        slots=s.outbox_slots,
+        in_doubt=s.outbox_slots,
+        recovery=RecoveryPolicy(s.outbox_max_attempts, (s.outbox_retry_seconds,), 0.0),
+        act_timeout=s.outbox_act_timeout,
+        reply_timeout=s.outbox_act_timeout,
+        lease=s.outbox_lease,
+        rate_per_second=None,
     )
 
 

@@ -26,7 +26,7 @@ from streams.redrive import SENTENCES, Filter, Letters, State
 from streams.sql import Row, Sql, sql
 
 DISPATCHES = str(EmailDispatch.__tablename__)
-TABLES: Mapping[str, str | None] = {DISPATCHES: "batch_id"}
+TABLES: Mapping[str, str | None] = {DISPATCHES: "batch_id", "outbox_events": None}
 
 REDRIVE = "redrive"
 """Property that tells the splitter whose letter a registration is (`processors/splitter/split.py`)."""

@@ -4,6 +4,7 @@ Each is named in the environment as here in capitals. Secrets and addresses of s
 talks to the wrong service because a variable was forgotten. An empty variable counts as not set.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -32,6 +33,8 @@ DATABASE_SCHEMES = ("postgresql+asyncpg://", "sqlite+aiosqlite:///")
 LOG_SCHEMES = ("rabbitmq-stream://", "rabbitmq-stream+tls://", "embedded:///")
 AMQP_SCHEMES = ("amqp://", "amqps://")
 MANAGEMENT_SCHEMES = ("http://", "https://")
+OUTBOX_MARGIN_SECONDS = 1.0
+"""Beyond the time-out of a request: what is left for its dispatcher, and for an act to end by itself."""
 
 
 def _one_of(schemes: tuple[str, ...]) -> Callable[[SecretStr], SecretStr]:
@@ -43,6 +46,13 @@ def _one_of(schemes: tuple[str, ...]) -> Callable[[SecretStr], SecretStr]:
         return url
 
     return check
+
+
+def _token(secret: SecretStr) -> SecretStr:
+    """What stands in a header: a line break in it would begin another one."""
+    if not re.fullmatch(r"[\x21-\x7e]+", secret.get_secret_value()):
+        raise ValueError("it must be printable ASCII without blanks")
+    return secret
 
 
 def _numbers(value: object) -> object:
@@ -62,6 +72,8 @@ Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_leng
 Address = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9_.!#$%&'*+/=?^`{|}~-]+@[A-Za-z0-9][A-Za-z0-9.-]*$", max_length=254)
 ]
+ApiUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$", max_length=500)]
+Token = Annotated[SecretStr, AfterValidator(_token)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[tuple[PositiveFloat, ...], NoDecode, BeforeValidator(_numbers), Field(min_length=1)]
 
@@ -100,6 +112,8 @@ class Settings(BaseSettings):
     recipients_partitions: PositiveInt = Field(
         3, description="Partitions of the super stream, and so the most mailers that work at once"
     )
+    outbox_stream: Name = Field("outbox", description="Name of the super stream with a message per event")
+    outbox_partitions: PositiveInt = Field(3, description="Its partitions, and so the most syncs that work at once")
     dead_letters_stream: Name = Field("dead-letters", description="Name of the stream with what was given up")
     stream_max_age_seconds: PositiveInt = Field(
         7 * 24 * 3600, description="Retention by age: older segments are dropped"
@@ -170,6 +184,23 @@ class Settings(BaseSettings):
     )
     repeat_lag_limit: PositiveInt = Field(1000, description="A partition that is further behind gets no repeats")
 
+    # outbox
+    outbox_max_attempts: PositiveInt = Field(3, description="Tries of an event before it is failed")
+    outbox_retry_seconds: PositiveFloat = Field(5, description="Wait between two tries of an event")
+    outbox_timeout_seconds: PositiveFloat = Field(3, description="Bound of a request, from connection to whole answer")
+    outbox_slots: PositiveInt = Field(64, description="How many events of one process are sent at once")
+    outbox_slots_per_target: PositiveInt = Field(32, description="How many of them at once to the same system")
+    outbox_ca_file: FilePath | None = Field(
+        None, description="Certificates that the systems' are checked against; empty: this machine's own"
+    )
+    outbox_retention_days: NonNegativeFloat = Field(
+        30, description="The relay deletes sent events that are older; 0: never"
+    )
+    new_checkout_api_url: ApiUrl | None = Field(
+        None, description="The new checkout's API (new_checkout.repayment_sync needs it): https://host/base"
+    )
+    new_checkout_api_token: Token | None = Field(None, description="Its bearer token")
+
     # SMTP
     smtp_host: Line | None = Field(None, description="The mail server (the mailer needs it)")
     smtp_port: Port = Field(587, description="Its port")
@@ -229,6 +260,16 @@ class Settings(BaseSettings):
     def reserve(self) -> float:
         """Seconds that must be left of a lease for the final dot to be written."""
         return self.reply_timeout + self.commit_allowance_seconds
+
+    @property
+    def outbox_act_timeout(self) -> float:
+        """Seconds that sending one event may take in all."""
+        return self.outbox_timeout_seconds + OUTBOX_MARGIN_SECONDS
+
+    @property
+    def outbox_lease(self) -> float:
+        """Seconds that a claim of an event lasts: as `lease`, for a shorter act."""
+        return self.outbox_act_timeout + self.commit_allowance_seconds + self.clock_step_seconds
 
     @property
     def in_doubt(self) -> int:

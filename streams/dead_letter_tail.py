@@ -35,6 +35,7 @@ class DeadLetterTail:
 
     stream: str
     reader: str = ""
+    wakes_on: str = "dead_letters"
 
     def due(self, limits: Limits, dialect: Dialect) -> "DueLetters":
         """Those not published yet."""

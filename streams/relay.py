@@ -69,6 +69,11 @@ class Source(Protocol):
     def stream(self) -> str: ...
 
     @property
+    def wakes_on(self) -> str:
+        """What a NOTIFY says that is meant for this table; an empty one is meant for all."""
+        ...
+
+    @property
     def reader(self) -> str:
         """The processor whose lag says whether a repeat would be of use."""
         ...
@@ -88,6 +93,11 @@ class Tail:
     stream: str
     reader: str
     hint: Callable[[Row], Message]
+
+    @property
+    def wakes_on(self) -> str:
+        """The table's name."""
+        return self.table.name
 
     def due(self, limits: Limits, dialect: Dialect) -> Due:
         """By the protocol of rows."""
@@ -212,8 +222,9 @@ class Relay:
         if dialect(self._engine) != "postgresql":
             return
 
-        def notified(*_: Any) -> None:
-            self._wake.set()
+        def notified(_connection: Any, _pid: int, _channel: str, about: str) -> None:
+            if about in ("", self.tail.wakes_on):
+                self._wake.set()
 
         while True:
             try:

@@ -66,6 +66,7 @@ class Stage:
             "LOG_URL": f"rabbitmq-stream://{user}@127.0.0.1:{self.stream.port}/",
             "IMPORTS_STREAM": self.imports,
             "RECIPIENTS_STREAM": f"{self.name}-recipients",
+            "OUTBOX_STREAM": f"{self.name}-outbox",
             "DEAD_LETTERS_STREAM": f"{self.name}-dead-letters",
             "AMQP_URL": amqp_url(self.services, self.amqp.port),
             "AMQP_EXCHANGE": self.queues.exchange,

@@ -86,7 +86,7 @@ class Looks:
         await self.log.open()
         self._stack.push_async_callback(self.engine.dispose)
         self._stack.push_async_callback(self.log.close)
-        for spec in (_compose.imports_spec(self.settings), _compose.recipients_spec(self.settings)):
+        for spec in _compose.streams(self.settings):
             await self.log.declare(spec)
         return self
 

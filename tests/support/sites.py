@@ -53,6 +53,8 @@ class Site:
             "LOG_URL": self.log_url,
             "IMPORTS_STREAM": f"{self.name}-imports",
             "RECIPIENTS_STREAM": f"{self.name}-recipients",
+            "OUTBOX_STREAM": f"{self.name}-outbox",
+            "OUTBOX_PARTITIONS": 1,
             "DEAD_LETTERS_STREAM": f"{self.name}-dead-letters",
             **SHORT_TIMES,
             "SMTP_HOST": sink.host,
@@ -73,7 +75,7 @@ def _new_site(kind: Kind, migrated: Migrated, folder: Path, services: Services |
         yield site
         if services is not None:
             management = Management(services)
-            for stream in ("imports", "recipients", "dead-letters"):
+            for stream in ("imports", "recipients", "outbox", "dead-letters"):
                 asyncio.run(management.delete(f"{site.name}-{stream}"))
 
 

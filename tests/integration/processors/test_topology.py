@@ -33,7 +33,7 @@ async def undeclare(stage: Stage) -> None:
 
 async def drop_streams(stage: Stage) -> None:
     """And what `apply` makes besides."""
-    for stream in ("recipients", "dead-letters"):
+    for stream in ("recipients", "outbox", "dead-letters"):
         await stage.management.delete(f"{stage.name}-{stream}")
     await stage.management.call("DELETE", "policies", "/", f"{stage.queues.queue}-dead-letters")
 
@@ -111,6 +111,7 @@ async def test_drift_is_named_and_left_alone_when_somebody_declared_otherwise(st
             f"dead letters of {stage.queues.queue}": "differs",
             f"stream {stage.imports}": "differs",
             f"stream {stage.name}-recipients": "differs",
+            f"stream {stage.name}-outbox": "differs",
             f"stream {stage.name}-dead-letters": "differs",
         }
         assert "inequivalent arg" in done.stdout

@@ -167,7 +167,8 @@ def test_example_file_is_legal_and_shows_the_defaults() -> None:
     """Whoever copies it gets what the code would do, but for the services and the sender."""
     example, defaults = load_settings(env_file=ROOT / ".env.example"), Settings.model_fields
     changed = {name for name in defaults if getattr(example, name) != defaults[name].default}
-    services = {"database_url", "log_url", "amqp_url", "management_url", "smtp_host", "smtp_username", "smtp_password"}
+    services = {"new_checkout_api_url", "new_checkout_api_token"}
+    services |= {"database_url", "log_url", "amqp_url", "management_url", "smtp_host", "smtp_username", "smtp_password"}
     assert changed == services | {"mail_from", "mail_from_name"}
 
 

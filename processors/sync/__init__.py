@@ -1,0 +1,1 @@
+"""Outgoing events to the systems that must hear of them, over HTTP."""
