@@ -588,6 +588,7 @@ class Runtime:
             parts.append(rest)
         self._requeue(group.claims)
         self._free += group.slots - len(group.finished)
+        self._work.set()  # for the claims and the offsets, which are tried again without these outcomes
         for part in parts:
             part.settle(False)
             self._apart.add(part)

@@ -263,16 +263,20 @@ def _status(error: Exception | None) -> str:
 
 
 async def test_outcomes_are_recorded_while_a_person_has_the_position_locked(postgres_stage: Stage) -> None:
-    """Nothing more is claimed then; the offset moves when it is free."""
+    """Nothing more is claimed then, but it is tried again and again; the offset moves when it is free."""
     stage = postgres_stage
+    commits: list[str] = []
     stage.processor.all_may_go.clear()
     await stage.publish(*map(first, KEYS))
-    async with running(stage.runtime()):
+    async with running(stage.runtime(lambda name: commits.append(name) if name == "recording" else None)):
         await stage.begun(*KEYS[:4])
         async with person(stage.engine, "UPDATE processor_offsets SET paused_reason = 'x'"):
             stage.processor.all_may_go.set()
             for key in KEYS[:4]:
                 await stage.status(key, "sent")
+            tried = len(commits)
+            await stage.until(lambda: _assert(len(commits) >= tried + 2))
+            assert await stage.count("claim_no > 0") == 4
         await stage.all_sent(KEYS)
         await stage.offset_is(10)
     assert set(stage.processor.sent.values()) == {1}

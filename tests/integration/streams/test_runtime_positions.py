@@ -132,6 +132,28 @@ async def test_nothing_is_claimed_once_the_position_was_moved(stage: Stage) -> N
     assert (await stage.position())["next_offset"] == 0
 
 
+async def test_a_replay_of_one_partition_loses_no_record_of_another(engine: AsyncEngine) -> None:
+    """A commit that finds one offset moved claims nothing; what it wanted for the other partition comes next."""
+    stage = Stage(engine, MemoryLog())
+    await stage.declare(2)
+    stage.change(slots=1, in_doubt=1, idle_look=600.0)
+    may_go = stage.processor.block("a")
+    await stage.publish(first("a"))
+    async with running(stage.runtime()):
+        await stage.begun("a")
+        await stage.publish(first("b"), first("c"), partition=1)
+
+        async def are_planned() -> None:
+            assert await stage.count("true") == 3
+
+        await stage.until(are_planned)
+        await replay(stage, 0)
+        may_go.set()
+        await stage.all_sent(["a", "b", "c"])
+        await stage.offset_is(2, partition=1)
+    assert (await stage.position())["next_offset"] == 0
+
+
 async def test_an_idle_processor_notices_a_replay(stage: Stage) -> None:
     """Nothing comes, so no commit tells it: it looks."""
     await stage.publish(*map(first, KEYS))

@@ -256,6 +256,7 @@ async def test_a_change_of_owner_waits_for_the_turn_and_what_is_in_flight(mine: 
         assert not mine.reading
         around.records = [Record(0, 0, b"")]
         assert mine.take(1) == []
+        assert len(around.records) == 1
     await asyncio.sleep(0)
     assert not giving_up.done()
     around.may_finish.set()
