@@ -66,8 +66,9 @@ class BoundsReader:
     async def bounds(self, stream: str) -> Bounds:
         """First readable offset and next offset to be written; (0, 0) before the first record.
 
-        Offsets that other clients' tracking takes may follow the last record: then `next` may be a little low, but
-        above every record. Raises LogError, LogRefused, StreamMissing.
+        The broker's notes on named publishers, one in each segment, and other clients' tracking take offsets as well.
+        Where they follow the last record `next` is lower than what the next record will get, but above every record:
+        else a reader at the end would seem to be behind. Raises LogError, LogRefused, StreamMissing.
         """
         async with self._turn:
             first, last_chunk = await self._stats(stream)
@@ -77,7 +78,7 @@ class BoundsReader:
             # A stream made anew may have the same last chunk id, above all 0: its only chunk is always read.
             if known_chunk != last_chunk or first == last_chunk:
                 chunk = await self._chunk(stream, schema.OffsetSpec.from_params(OffsetType.LAST, None))
-                end = max(chunk.chunk_first_offset + chunk.num_records, last_chunk + 1)
+                end = max(chunk.chunk_first_offset + chunk.num_records, first)
                 self._ends[stream] = (last_chunk, end)
             return Bounds(first, end)
 

@@ -216,6 +216,19 @@ class Looks:
 
         await eventually(is_caught_up, timeout)
 
+    async def noticed(self, processor: str) -> None:
+        """Wait until a running processor has looked at all its positions anew."""
+        for _ in range(2):
+            asked = await self.now()
+
+            async def has_looked(since: float = asked) -> None:
+                self.check()
+                rows = await self.sql("SELECT seen_at FROM processor_offsets WHERE processor = :p", p=processor)
+                assert rows
+                assert all(row["seen_at"] and seconds(row["seen_at"]) > since for row in rows)
+
+            await eventually(has_looked)
+
     async def _is_caught_up(self) -> None:
         saved = {(r["processor"], r["partition"]): r["next_offset"] for r in await self.sql(_OFFSETS)}
         for processor, stream in _compose.readers(self.settings).items():
