@@ -51,7 +51,18 @@ def test_help_lists_every_command_and_exit_code() -> None:
     """Whoever is on duty finds both without the source."""
     shown = words(afluente("--help").output)
 
-    for command in ("run", "migrate", "backfill", "pause", "resume", "publish", "status", "demo"):
+    for command in (
+        "run",
+        "migrate",
+        "backfill",
+        "pause",
+        "resume",
+        "replay",
+        "dead-letters",
+        "publish",
+        "status",
+        "demo",
+    ):
         assert f" {command} " in shown
     for code in ExitCode:
         assert f"{code.value} {code.name.lower()}" in shown
