@@ -35,6 +35,7 @@ CHECKS = {
         "ck_outbox_events_payload",
     },
 }
+VIEWS = ("failed_outbox_events", "failed_email_dispatches", "import_progress", "processor_lag")
 EXPRESSIONS = ("ix_email_dispatches_due", "ix_outbox_events_due")
 
 
@@ -75,6 +76,8 @@ async def test_checks_and_partial_indexes_are_those_of_the_models(url: str, engi
     assert {table: set(found) for table, found in migrated_checks.items()} == CHECKS
 
     async with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            await connection.exec_driver_sql(f"DROP VIEW {', '.join(VIEWS)}")
         await connection.run_sync(metadata.drop_all)
         await connection.run_sync(metadata.create_all)
     assert await partial_indexes(engine) == migrated

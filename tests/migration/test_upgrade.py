@@ -136,7 +136,7 @@ async def insert_of_the_engine(engine: AsyncEngine) -> tuple[int, int, int]:
     return first, second, third
 
 
-@pytest.mark.parametrize("revision", ["0001", "0002", "0003", "0004", "0005", "0006"])
+@pytest.mark.parametrize("revision", ["0001", "0002", "0003", "0004", "0005", "0006", "0007"])
 async def test_each_step_can_be_taken_back_alone(url: str, engine: AsyncEngine, revision: str) -> None:
     """Up to head, down to each revision, and up again."""
     await migrate(url)
