@@ -98,7 +98,7 @@ class RowRef:
 
 @dataclass(slots=True)
 class Claim:
-    """A row that this process holds. `row` has the columns of `RowTable.read`; `payload` is the one of its `NewRow`."""
+    """A row that this process holds. `row` has the columns of `RowTable.read`; None each if there is a `payload`."""
 
     row_id: int
     claim_no: int

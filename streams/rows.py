@@ -15,9 +15,12 @@ from streams import offsets
 from streams.database import Dialect
 from streams.processor import Limits, NewRow, RowTable
 from streams.recovery import ATTEMPTS_USED_UP, OnUnknown
-from streams.sql import Row, Sql, greatest, item, later, now, recordset
+from streams.sql import Row, Sql, among, greatest, item, later, now, numbers, recordset
 
 UNKNOWN = "the process or its connection died after it may have been accepted: outcome unknown"
+
+INSERT_ROWS = 100
+"""In one statement. A turn's mails at once are several megabytes, and the driver holds them three times over."""
 
 PENDING = "coalesce(status, '') = 'pending'"
 """For statements that know their ids. Not `status = 'pending'`: before the table was analysed, PostgreSQL took the
@@ -64,7 +67,7 @@ class Rows:
         self._free = f"(lease_until IS NULL OR lease_until <= {self._now})"
         self._insert = self._insert_text()
         self._state = self._state_text()
-        self._claim = self._claim_text("$1")
+        self._claim = self._claim_text("$1", "$2")
         self._exhaust = self._exhaust_text()
         self._fail = self._fail_text()
         self._defer = self._defer_text()
@@ -79,16 +82,24 @@ class Rows:
 
     async def insert(self, sql: Sql, rows: Sequence[NewRow]) -> list[Row]:
         """Rule 1: insert what is new, as queued, so that the relay leaves it alone. Returns id and key of those."""
-        return await sql.fetch(self._insert, _json([{**row.values, str(self.table.key): row.key} for row in rows]))
+        inserted: list[Row] = []
+        for start in range(0, len(rows), INSERT_ROWS):
+            part = [{**row.values, str(self.table.key): row.key} for row in rows[start : start + INSERT_ROWS]]
+            inserted += await sql.fetch(self._insert, _json(part))
+        return inserted
 
     async def states(self, sql: Sql, keys: Sequence[str], ids: Sequence[int]) -> list[Row]:
         """The rows with these keys or ids: the columns of `known`, and `claimable` (pending, due, no running lease)."""
         named = [{"row_id": None, "row_key": key} for key in keys] + [{"row_id": i, "row_key": None} for i in ids]
         return await sql.fetch(self._state, _json(named)) if named else []
 
-    async def claim(self, sql: Sql, ids: Sequence[int]) -> list[Row]:
-        """Rule 5: claim those that may be claimed; id, claim_no, attempts, key and the columns of `read` of each."""
-        return self._parsed(await sql.fetch(self._claim, _json([{"row_id": i} for i in ids]))) if ids else []
+    async def claim(self, sql: Sql, ids: Sequence[int], bare: Sequence[int] = ()) -> list[Row]:
+        """Rule 5: claim those that may be claimed; id, claim_no, attempts, key and the columns of `read` of each.
+
+        Of `bare` ones the columns of `read` stay None: a mail's content is most of what a claim would carry.
+        """
+        parameters = _json([{"row_id": i} for i in ids]), numbers(self.dialect, bare)
+        return self._parsed(await sql.fetch(self._claim, *parameters)) if ids else []
 
     async def exhaust(self, sql: Sql, ids: Sequence[int]) -> list[Row]:
         """Rules 6 and 7: of rows that were not claimed, fail those with no attempt left or an outcome to hold."""
@@ -101,7 +112,12 @@ class Rows:
     # ---- record
 
     async def record(
-        self, sql: Sql, outcomes: Sequence[Outcome], advances: Sequence[offsets.Advance], claims: Sequence[int]
+        self,
+        sql: Sql,
+        outcomes: Sequence[Outcome],
+        advances: Sequence[offsets.Advance],
+        claims: Sequence[int],
+        bare: Sequence[int] = (),
     ) -> Recorded:
         """Rules 10 to 14 and 5 in one transaction, the caller's or (only sent outcomes on PostgreSQL) one statement.
 
@@ -111,11 +127,11 @@ class Rows:
         failed = await sql.fetch(self._fail, _json([_failure(o) for o in failures])) if failures else []
         sent = [{"row_id": o.row_id, **o.stored} for o in outcomes if o.sent]
         if self.dialect == "postgresql":
-            return await self._record_at_once(sql, failed, sent, advances, claims)
+            return await self._record_at_once(sql, failed, sent, advances, (claims, bare))
         if sent:
             await sql.fetch(self._sent, _json(sent))
         in_place = await offsets.advance(sql, advances)
-        return Recorded(failed, in_place, await self.claim(sql, claims) if in_place else [])
+        return Recorded(failed, in_place, await self.claim(sql, claims, bare) if in_place else [])
 
     async def record_sent(self, sql: Sql, outcome: Outcome) -> None:
         """Rule 10 for one row alone, for when a person's lock on another row holds the group up."""
@@ -127,11 +143,11 @@ class Rows:
         failed: list[Row],
         sent: list[dict[str, Any]],
         advances: Sequence[offsets.Advance],
-        claims: Sequence[int],
+        claims: tuple[Sequence[int], Sequence[int]],
     ) -> Recorded:
         moves = [advance._asdict() for advance in advances]
-        ids = [{"row_id": i} for i in claims]
-        [row] = await sql.fetch(self._group, _json(sent), _json(moves), _json(ids), len(moves))
+        ids, bare = [{"row_id": i} for i in claims[0]], list(claims[1])
+        [row] = await sql.fetch(self._group, _json(sent), _json(moves), _json(ids), len(moves), bare)
         claimed = orjson.loads(row["claimed"]) if row["claimed"] else []
         return Recorded(failed, row["moved"] == len(moves), self._parsed(claimed))
 
@@ -182,11 +198,12 @@ class Rows:
         by_key = f'SELECT {columns} FROM {source} JOIN {t.name} AS t ON t."{t.key}" = x.row_key'
         return f"{by_key} WHERE x.row_key IS NOT NULL UNION ALL {by_id}"
 
-    def _claim_text(self, parameter: str, condition: str = "") -> str:
+    def _claim_text(self, parameter: str, bare: str, condition: str = "") -> str:
         t, limits = self.table, self.limits
         unheld = "AND lease_until IS NULL" if self._hold else ""
+        wanted = f"CASE WHEN NOT {among(self.dialect, 'id', bare)} THEN"
         read = "".join(
-            f', CAST("{name}" AS text) AS "{name}"' if name in t.as_text else f', "{name}"' for name in t.read
+            f', {wanted} {_as_text(name) if name in t.as_text else _quoted(name)} END AS "{name}"' for name in t.read
         )
         return f"""
             UPDATE {t.name} AS t SET attempts = {self._used} + 1, claim_no = claim_no + 1,
@@ -264,7 +281,7 @@ class Rows:
         return f"""
             WITH sent AS ({self._sent_text("$1")} RETURNING id),
                 moved AS ({offsets.advance_text(self.dialect, "$2")}),
-                claimed AS ({self._claim_text("$3", moved)})
+                claimed AS ({self._claim_text("$3", "$5", moved)})
             SELECT (SELECT count(*) FROM sent) AS sent, (SELECT count(*) FROM moved) AS moved,
                 (SELECT json_agg(claimed)::text FROM claimed) AS claimed"""
 
@@ -334,3 +351,11 @@ def _failure(outcome: Outcome) -> dict[str, object]:
 
 def _json(value: object) -> str:
     return orjson.dumps(value).decode()
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+def _as_text(name: str) -> str:
+    return f'CAST("{name}" AS text)'

@@ -16,6 +16,7 @@ docs/life-of-a-row.md.
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -305,7 +306,7 @@ class Runtime:
             async with sql.transaction():
                 candidates = await self._insert_and_look(sql, planned)
                 chosen, rest = self._choose(candidates, reserved)
-                claimed = await self._rows.claim(sql, [c.row_id for c in chosen])
+                claimed = await self._rows.claim(sql, [c.row_id for c in chosen], _bare(chosen))
                 await assignment.begun(sql)
         except BaseException:
             self._free += reserved
@@ -617,14 +618,15 @@ class Runtime:
 
     async def _commit_once(self, sql: Sql, group: Group) -> Recorded:
         advances, claims = [move for _, move, _ in group.advances], [c.row_id for _, c in group.claims]
+        bare = _bare([c for _, c in group.claims])
         plain = not (group.refused or group.dead or group.deferred) and all(o.sent for o in group.outcomes)
         if sql.dialect == "postgresql" and plain:
-            return await self._rows.record(sql, group.outcomes, advances, claims)
+            return await self._rows.record(sql, group.outcomes, advances, claims, bare)
         async with sql.transaction():
             if group.deferred:
                 await self._rows.defer(sql, [(c.row_id, seconds) for _, c, seconds in group.deferred])
             exhausted = await self._rows.exhaust(sql, [c.row_id for _, c in group.refused])
-            recorded = await self._rows.record(sql, group.outcomes, advances, claims)
+            recorded = await self._rows.record(sql, group.outcomes, advances, claims, bare)
             recorded.failed.extend(exhausted)
             await lay(sql, [letter for _, _, letter in group.dead] + self._letters(group, recorded.failed))
         return recorded
@@ -676,9 +678,9 @@ class Runtime:
     def _report(self, group: Group, failed: Sequence[Row]) -> None:
         errors = {w.claim.row_id: w.error for w in group.finished}
         ended = {row["id"]: row for row in failed}
-        for work in group.finished:
-            row = ended.get(work.claim.row_id)
-            self._metrics.acted(self.processor.name, _outcome_word(work, row))
+        words = Counter(_outcome_word(work, ended.get(work.claim.row_id)) for work in group.finished)
+        for word, count in words.items():
+            self._metrics.acted(self.processor.name, word, count)
         for row in failed:
             if row["status"] != "failed":
                 continue
@@ -733,3 +735,8 @@ def _outcome_word(work: Work, row: Row | None) -> str:
     if work.outcome.sent:
         return "sent"
     return "failed" if row is not None and row["status"] == "failed" else "retry"
+
+
+def _bare(candidates: Sequence[Candidate]) -> list[int]:
+    """Those whose payload is here: the columns of their rows would be fetched for nothing."""
+    return [candidate.row_id for candidate in candidates if candidate.payload is not None]

@@ -182,6 +182,18 @@ def recordset(dialect: Dialect, parameter: str, alias: str, columns: Mapping[str
     return f"(SELECT {fields} FROM json_each({parameter})) AS {alias}"
 
 
+def among(dialect: Dialect, value: str, parameter: str) -> str:
+    """Whether a number is one of a parameter that `numbers` has made."""
+    if dialect == "postgresql":
+        return f"{value} = ANY({parameter}::bigint[])"
+    return f"{value} IN (SELECT value FROM json_each({parameter}))"
+
+
+def numbers(dialect: Dialect, values: Sequence[int]) -> object:
+    """Integers as one parameter."""
+    return list(values) if dialect == "postgresql" else str(list(values))
+
+
 def item(dialect: Dialect, array: str, index: str) -> str:
     """Element `index` (from 0) of a JSON array of numbers, null beyond its end."""
     if dialect == "postgresql":

@@ -188,6 +188,16 @@ async def test_a_claim_counts_the_try_and_sets_the_lease(table: Table) -> None:
     assert (row["queued_until"], row["doubts"], row["status"]) == (None, 0, "pending")
 
 
+async def test_a_claim_leaves_out_what_is_known_already(table: Table) -> None:
+    """The content of a mail that was just rendered is not fetched again; that of its neighbour is."""
+    here, there = await table.a_row("here"), await table.a_row("there")
+    async with table.sql() as sql:
+        claimed = {row["id"]: row for row in await table.rows.claim(sql, [here, there], bare=[here])}
+    assert [claimed[here][name] for name in ("subject", "content", "meta", "message_id")] == [None] * 4
+    assert claimed[there]["subject"] == "s"
+    assert claimed[here]["claim_no"] == claimed[there]["claim_no"] == 1
+
+
 @pytest.mark.parametrize(
     ("column", "value"),
     [
@@ -666,8 +676,8 @@ async def test_no_statement_of_a_turn_scans_the_table(postgres: AsyncEngine, ana
     waits = [{"row_id": 2, "fence": 0, "failure": "e", "waits": [1.0, None], "hold": False, "doubt": 0}]
     rows = table.rows
     plans = {
-        "group": await plan_of(postgres, rows._group, ids, moves, ids, 1),
-        "claim": await plan_of(postgres, rows._claim, ids),
+        "group": await plan_of(postgres, rows._group, ids, moves, ids, 1, []),
+        "claim": await plan_of(postgres, rows._claim, ids, []),
         "exhaust": await plan_of(postgres, rows._exhaust, ids),
         "fail": await plan_of(postgres, rows._fail, json.dumps(waits)),
         "repeat": await plan_of(postgres, rows._repeat, ids),
