@@ -63,6 +63,8 @@ def process(url: str, processor: Scripted, keys: list[str], barrier: threading.B
         await stage.declare()
         await stage.publish(*map(first, keys))
         async with running(stage.runtime(step)):
+            # the barrier holds this thread's loop: look at the database before, and its lock would be held as well
+            await eventually(lambda: _assert(bool(passed)))
             await stage.all_sent(keys)
         await engine.dispose()
 
