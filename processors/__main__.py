@@ -19,6 +19,7 @@ from models.slices import InvalidImport
 from processors import (
     _cli_dead_letters,
     _cli_dlq,
+    _cli_outbox,
     _cli_positions,
     _cli_topology,
     _compose,
@@ -51,6 +52,7 @@ app = typer.Typer(
 app.add_typer(_cli_topology.app, name="topology")
 app.add_typer(_cli_dlq.app, name="dlq")
 app.add_typer(_cli_dead_letters.app, name="dead-letters")
+app.add_typer(_cli_outbox.app, name="outbox")
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from datetime import datetime
 from sqlalchemy import RowMapping, func, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from models.tables import DeadLetter, EmailDispatch, ProcessorOffset
+from models.tables import DeadLetter, EmailDispatch, OutboxEvent, ProcessorOffset
 from models.times import UtcDateTime, utc_now
 from streams.errors import LogError, LogRefused, StreamMissing
 from streams.log import Log, Partition
@@ -73,6 +73,7 @@ class Status:
     processors: Sequence[PartitionStatus]
     batches: Sequence[BatchStatus]
     rows: Mapping[str, int]
+    events: Mapping[str, int]
     in_doubt: int
     held: int
     dead_letters: Mapping[str, int]
@@ -87,13 +88,14 @@ async def status(engine: AsyncEngine, source: Log, readers: Mapping[str, str], b
         saved = await _saved(connection)
         in_doubt, held = await _doubts(connection)
         rows = await _count(connection, EmailDispatch.status)
+        events = await _count(connection, OutboxEvent.status)
         dead = await _count(connection, DeadLetter.reason)
         found = await _batches(connection, batches)
     processors = [
         await _partition_status(source if away is None else None, processor, partition, saved, ends)
         for processor, partition in _places(readers, ends, saved)
     ]
-    return Status(processors, found, rows, in_doubt, held, dead, away)
+    return Status(processors, found, rows, events, in_doubt, held, dead, away)
 
 
 # ---- processors

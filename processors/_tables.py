@@ -14,6 +14,7 @@ def tables(status: Status) -> Iterator[RenderableType]:
     yield _processors(status)
     yield _batches(status)
     yield _numbers("rows", status.rows)
+    yield _numbers("events", status.events)
     yield f"in doubt: {status.in_doubt:,} (may have been mailed twice, or outcome not known yet); held: {status.held:,}"
     yield _numbers("dead letters", status.dead_letters)
 

@@ -13,7 +13,9 @@ from sqlalchemy.exc import DBAPIError
 from processors._settings import Settings
 from processors.sync.dispatchers import DISPATCHERS
 from processors.sync.request import Dispatcher, RequestDescription
+from streams.exit_codes import ExitCode
 from streams.testing import eventually
+from tests.support.command import afluente
 from tests.support.job import seconds
 from tests.support.outbox import EVENT, TOKEN, Outbox
 from tests.support.receiver import Receiver, Reply, Request
@@ -148,6 +150,31 @@ async def test_failed_event_is_sent_once_more_when_a_person_retries_it(
         row = await outbox.is_now(event, "sent")
         assert (row["attempts"], row["claim_no"], row["last_error"]) == (1, 4, None)
     assert receiver.counts() == Counter({event: 4})
+
+
+async def test_command_retries_what_failed_and_says_what_it_does_not(site: Site, receiver: Receiver) -> None:
+    """By id, by filter, all; sent ones and those in flight stay as they are; `status` counts (O-41)."""
+    receiver.script = lambda request: Reply(500 if json.loads(request.body)["n"] else 201)
+    async with Outbox(site, receiver) as outbox:
+        sent = await outbox.insert('{"n": 0}')
+        failed = [await outbox.insert(f'{{"n": {n}}}') for n in (1, 2, 3)]
+        await outbox.is_now(sent, "sent")
+        for event in failed:
+            await outbox.is_now(event, "failed")
+        assert (await outbox.status()).events == {"sent": 1, "failed": 3}
+        receiver.script = always(201)
+        done = await afluente(outbox.environment, "outbox", "retry", str(sent), str(failed[0]), "999")
+        assert (done.code, done.out) == (ExitCode.FAILED, "1 event retried\n")
+        assert f"event {sent} was sent: not retried" in done.err
+        assert "there is no event 999" in done.err
+        row = await outbox.is_now(failed[0], "sent")
+        assert (row["attempts"], row["claim_no"]) == (1, 4)
+        done = await afluente(outbox.environment, "outbox", "retry", "--event", EVENT, "--error", "HTTP 500")
+        assert (done.code, done.out) == (ExitCode.OK, "2 events retried\n")
+        await outbox.all_are("sent", 4)
+        done = await afluente(outbox.environment, "outbox", "retry", "--all")
+        assert (done.code, done.out) == (ExitCode.OK, "0 events retried\n")
+    assert sorted(receiver.counts().values()) == [1, 4, 4, 4]
 
 
 async def test_plain_update_retries_on_the_embedded_database_too(embedded_site: Site, receiver: Receiver) -> None:
