@@ -133,7 +133,7 @@ def redrive(  # noqa: PLR0913 - as above
         bool, typer.Option("--include-unknown", help="also those held, whose mail may have arrived: it may come twice")
     ] = False,
     rate: Annotated[float | None, typer.Option(min=0.001, help="so many a second; default: as fast as it goes")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say how many e-mails would follow")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say how many mails and events would follow")] = False,
     by: By,
 ) -> None:
     """Try again what is meant and open. Ctrl-C stops it after the letter under way; the same command goes on."""
@@ -179,10 +179,10 @@ def _new_keys() -> Mapping[str, Any]:
 
 
 def _say_outlook(outlook: Outlook) -> None:
-    _say(outlook.refused, f"{outlook.rows + outlook.records:,} would be redriven")
+    _say(outlook.refused, f"{outlook.letters:,} would be redriven")
     if outlook.dead:
         out.print(f"{outlook.dead:,} of them would be dead letters again")
-    out.print(f"mails that would follow: {outlook.mails:,}; nothing was changed")
+    out.print(f"mails that would follow: {outlook.mails:,}; events: {outlook.events:,}; nothing was changed")
 
 
 def _say(refused: Counter[str], sentence: str) -> None:

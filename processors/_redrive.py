@@ -12,8 +12,8 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from models.audits import DISPATCH_TYPE
-from models.tables import EmailDispatch
+from models.audits import DISPATCH_TYPE, EVENT_TYPE
+from models.tables import EmailDispatch, OutboxEvent
 from processors._audit import who
 from processors._forecast import Forecast, NewKeys
 from streams.database import dialect, driver_connection
@@ -25,8 +25,11 @@ from streams.processor import clock
 from streams.redrive import SENTENCES, Filter, Letters, State
 from streams.sql import Row, Sql, sql
 
-DISPATCHES = str(EmailDispatch.__tablename__)
-TABLES: Mapping[str, str | None] = {DISPATCHES: "batch_id", "outbox_events": None}
+DISPATCHES, EVENTS = str(EmailDispatch.__tablename__), str(OutboxEvent.__tablename__)
+TABLES: Mapping[str, str | None] = {DISPATCHES: "batch_id", EVENTS: None}
+"""The tables whose rows have dead letters, and the column of the batch that a row came with."""
+
+AUDITED = {DISPATCHES: DISPATCH_TYPE, EVENTS: EVENT_TYPE}
 
 REDRIVE = "redrive"
 """Property that tells the splitter whose letter a registration is (`processors/splitter/split.py`)."""
@@ -55,12 +58,12 @@ class Redriven:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a redrive would do: mails of `rows` that are due then, and `records`, of which `dead` would die again."""
+    """What a redrive would do: so many letters, of which `dead` would die again; so many mails, so many events sent."""
 
-    rows: int
-    records: int
+    letters: int
     dead: int
     mails: int
+    events: int
     refused: Counter[str]
 
 
@@ -153,8 +156,9 @@ class Redrive:
                 if database.dialect == "postgresql":
                     await database.fetch("SET LOCAL lock_timeout = '3s'")
                 state = await letters.retry_row(letter, self._wish.by, self._wish.include_unknown)
-                if state is None and letter["table_name"] == DISPATCHES:
-                    await database.fetch(_AUDIT, who("redrive", self._wish.by), DISPATCH_TYPE, letter["row_id"])
+                if state is None:
+                    kind = AUDITED[letter["table_name"]]
+                    await database.fetch(_AUDIT, who("redrive", self._wish.by), kind, letter["row_id"])
         except Exception as error:
             if getattr(error, "sqlstate", None) != LOCK_NOT_AVAILABLE:
                 raise
@@ -209,7 +213,7 @@ async def forecast(engine: AsyncEngine, wish: Wish, new_keys: Mapping[str, NewKe
     """How many mails would follow. `new_keys` has the processors that read records."""
     found = await candidates(engine, wish.letters)
     refused = Counter(reason for _, state in found if (reason := _why_not(state, wish.include_unknown)) is not None)
-    rows = 0
+    rows: Counter[str] = Counter()
     async with engine.connect() as look, driver_connection(engine) as connection:
         await look.execution_options(isolation_level="AUTOCOMMIT")
         database: Any = sql(connection, dialect(engine))
@@ -221,9 +225,10 @@ async def forecast(engine: AsyncEngine, wish: Wish, new_keys: Mapping[str, NewKe
             if letter is None:
                 continue
             if letter["row_id"] is not None:
-                rows += 1
+                rows[letter["table_name"]] += 1
             else:
                 data = await _bytes_again(database, letters, letter)
                 keys = new_keys.get(letter["processor"], lambda _: [])
                 await records.add(keys, [data or b""])
-    return Outlook(rows, records.records, records.dead, rows + records.mails, refused)
+    letters_in_all, mails = rows.total() + records.records, rows[DISPATCHES] + records.mails
+    return Outlook(letters_in_all, records.dead, mails, rows[EVENTS], refused)

@@ -210,6 +210,32 @@ async def test_audit_says_who_redrove(site: Site, sink: Sink) -> None:
         assert (await looks.dead_letters())[0]["redriven_by"] == "João"
 
 
+async def test_event_is_sent_again_when_its_dead_letter_is_redriven(site: Site, sink: Sink) -> None:
+    """Rows of the outbox live by the same protocol; its audit says who as well."""
+    async with Looks(site, sink) as looks:
+        for status in ("failed", "sent"):
+            await looks.sql(
+                f"""INSERT INTO outbox_events (event_name, payload, status, claim_no, attempts)
+                VALUES ('e', '{{"a"\\: 1}}', '{status}', 3, 3)"""
+            )
+        rows = await looks.sql("SELECT id FROM outbox_events ORDER BY id")
+        await lay_all(
+            looks,
+            *(
+                DeadLetter("sync", "outbox", 0, "attempts_used_up", "503", table_name="outbox_events",
+                           row_id=row["id"], claim_no=3)
+                for row in rows
+            ),
+        )  # fmt: skip
+        seen = await outlook(looks, every())
+        assert (seen.letters, seen.mails, seen.events) == (1, 0, 1)
+        assert (await redrive(looks, every())).done == 1
+        after = await looks.sql("SELECT status, attempts FROM outbox_events ORDER BY id")
+        assert [tuple(row.values()) for row in after] == [("pending", 0), ("sent", 3)]
+        last = (await looks.sql("SELECT * FROM audits ORDER BY id"))[-1]
+        assert (last["auditable_id"], last["tags"]) == (rows[0]["id"], "afluente redrive by ana")
+
+
 # ---- fails again
 
 
@@ -247,7 +273,7 @@ async def test_records_are_published_again_and_name_their_first_letter_when_they
         await eventually(lambda: letters_are(job, 3))
         before, counted = await job.dead_letters(), await job.sql("SELECT * FROM import_batches")
         seen = await outlook(job, every())
-        assert (seen.records, seen.dead, seen.mails) == (3, 2, 0)
+        assert (seen.letters, seen.dead, seen.mails) == (3, 2, 0)
         assert (await redrive(job, every())).done == 3
         await eventually(lambda: letters_are(job, 6))
         await job.caught_up()
@@ -302,7 +328,7 @@ async def test_dry_run_says_how_many_mails_follow(services_site: Site, sink: Sin
         said = await afluente(job.environment, *command, "--dry-run")
         assert said.out == (
             "3 would be redriven\n1 not: held, for its mail may have arrived: --include-unknown releases it\n"
-            "mails that would follow: 3; nothing was changed\n"
+            "mails that would follow: 3; events: 0; nothing was changed\n"
         )
         assert await job.rows() == rows
         done = await afluente(job.environment, *command)
