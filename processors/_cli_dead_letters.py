@@ -147,6 +147,9 @@ def redrive(  # noqa: PLR0913 - as above
         return
     done = with_database(lambda engine: _run(engine, wish))
     _say(done.refused, f"{done.done:,} redriven")
+    if done.log_away is not None:
+        err.print(f"{done.left:,} left: the same command goes on when the log is there")
+        raise done.log_away
     if done.left:
         raise fail(ExitCode.FAILED, f"stopped, {done.left:,} left: the same command goes on")
 

@@ -74,8 +74,8 @@ def replay(  # noqa: PLR0913 - each is an option that people type
 
     try:
         moves, outlook = with_database_and_log("afluente replay", look)
-    except* NoSuchPlace as group:
-        raise fail(ExitCode.USAGE, str(group.exceptions[0])) from None
+    except NoSuchPlace as error:
+        raise fail(ExitCode.USAGE, str(error)) from None
     out.print(_table(name, moves))
     if dry_run:
         _say_outlook(moves, outlook)

@@ -17,7 +17,7 @@ from models.tables import EmailDispatch, OutboxEvent
 from processors._audit import who
 from processors._forecast import Forecast, NewKeys
 from streams.database import dialect, driver_connection
-from streams.errors import StreamMissing
+from streams.errors import LogError, LogRefused, StreamMissing
 from streams.log import MAX_MESSAGE_BYTES, Log, Publisher
 from streams.message import Message
 from streams.pace import Pace
@@ -49,11 +49,13 @@ class Wish:
 
 @dataclass(slots=True)
 class Redriven:
-    """What came of it: so many redriven, so many not and why, so many not looked at because it was stopped."""
+    """What came of it: so many redriven, so many not and why, so many not looked at because it was stopped, or because
+    the log was away."""
 
     done: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     left: int = 0
+    log_away: LogError | LogRefused | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +112,17 @@ class Redrive:
     async def run(self, stop: asyncio.Event) -> Redriven:
         """Every letter that is meant and open now, the oldest first, until `stop`: the one under way is finished."""
         found = await candidates(self._engine, self._wish.letters)
-        for at, (letter_id, state) in enumerate(found):
-            reason = _why_not(state, self._wish.include_unknown)
-            if reason is None:
-                if not await self._may_go_on(stop):
-                    self._sum.left = len(found) - at
-                    break
-                reason = await self._one(letter_id)
-            self._count(letter_id, reason)
+        self._sum.left = len(found)
+        try:
+            for letter_id, state in found:
+                reason = _why_not(state, self._wish.include_unknown)
+                if reason is None:
+                    if not await self._may_go_on(stop):
+                        break
+                    reason = await self._one(letter_id)
+                self._count(letter_id, reason)
+        except (LogError, LogRefused) as error:
+            self._sum.log_away = error
         return self._sum
 
     async def _may_go_on(self, stop: asyncio.Event) -> bool:
@@ -128,6 +133,7 @@ class Redrive:
         return not stop.is_set()
 
     def _count(self, letter_id: int, reason: str | None) -> None:
+        self._sum.left -= 1
         if reason is None:
             self._sum.done += 1
         else:

@@ -312,6 +312,20 @@ async def test_registration_is_mailed_when_it_is_redriven_after_the_rule_was_men
         assert (await job.row(2))["batch_index"] == 1
 
 
+async def test_rows_are_redriven_and_records_stay_open_when_the_log_is_away(embedded_site: Site, sink: Sink) -> None:
+    """Rows need no log. It says how far it came, and the same command does the rest later."""
+    async with Looks(embedded_site, sink) as looks:
+        await failed_rows(looks, 1)
+        imports = looks.settings.imports_stream
+        await lay_all(looks, DeadLetter("splitter", imports, 0, "not_json", "e", offset=9, body=bare(b"{}")))
+        away = looks.environment | {"LOG_URL": f"embedded:///{embedded_site.folder}/nowhere/log.db"}
+        done = await afluente(away, "dead-letters", "redrive", "--all")
+        assert (done.code, done.out) == (ExitCode.LOG_REFUSED, "1 redriven\n")
+        assert "1 left: the same command goes on when the log is there" in done.err
+        assert (await looks.row(1))["status"] == "pending"
+        assert (await redrive(looks, every())).done == 1
+
+
 # ---- which, and how many
 
 
