@@ -33,8 +33,6 @@ from processors import (
 from processors._backfill import backfill as backfill_rows
 from processors._commands import ALL, processor_names, with_database
 from processors._console import err, fail, named, out
-from processors._demo import demo as _demo
-from processors._demo.display import Display
 from processors._settings import Settings, load_settings
 from streams.exit_codes import ExitCode
 
@@ -178,13 +176,16 @@ def status(
             out.print(table)
 
 
-@app.command()
+@app.command(name="demo")
 @named
-def demo(
+def show_demo(
     folder: Annotated[Path | None, typer.Option(help="keep its files here; default: a temporary folder")] = None,
 ) -> None:
     """See it work on this machine alone: 1,000 registrations, a mail server that misbehaves, no services, no root."""
-    outcome = _demo.demo(folder, Display(out))
+    from processors._demo.demo import demo  # noqa: PLC0415 - a mail server that no other command needs
+    from processors._demo.display import Display  # noqa: PLC0415
+
+    outcome = demo(folder, Display(out))
     for sentence in outcome.disagreements:
         err.print(f"afluente: {sentence}", markup=False)
     sys.stdout.write(orjson.dumps(outcome.result).decode() + "\n")

@@ -25,8 +25,6 @@ from processors.mailer.mailable import load_mailable
 from processors.outbox_relay import OutboxRelay, Pruner
 from processors.splitter import processor as splitter
 from processors.sync import processor as sync
-from processors.sync.sender import AiohttpTransport
-from processors.sync.sender import Sender as HttpSender
 from streams.dead_letter_tail import DeadLetterTail
 from streams.log import StreamSpec
 from streams.message import Message
@@ -162,6 +160,9 @@ def _mailer(house: House) -> Runner:
 
 
 def _sync(house: House) -> Runner:
+    from processors.sync.sender import AiohttpTransport  # noqa: PLC0415 - the HTTP client: 12 MB that no other needs
+    from processors.sync.sender import Sender as HttpSender  # noqa: PLC0415
+
     s = house.settings
     sender = HttpSender(AiohttpTransport(s.outbox_ca_file))
     processor = sync.Sync(s.outbox_stream, s, sender)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
+from processors.sync.answer import Answer
 from processors.sync.request import RequestDescription
-from processors.sync.sender import Answer
 from streams.masking import PERSONAL_KEYS, mask
 
 MAX_RETRY_AFTER = 900.0

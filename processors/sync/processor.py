@@ -7,18 +7,22 @@ its outcome is kept, is the engine's; what is sent where is `dispatchers/`; how 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from models.outbox import DUE, TRACEPARENT
 from processors._settings import Settings
 from processors.sync import errors
+from processors.sync.answer import Answer, SendFailed
 from processors.sync.dispatchers import DISPATCHERS
 from processors.sync.request import Dispatcher, NotConfigured, RequestDescription
-from processors.sync.sender import Answer, Sender, SendFailed
 from streams.errors import Reject, Retry
 from streams.lanes import Lanes
 from streams.message import Message
 from streams.processor import Claim, Gate, NewRow, RowRef, RowTable
 from streams.sql import Row, Sql
+
+if TYPE_CHECKING:
+    from processors.sync.sender import Sender
 
 NAME = "sync"
 EVENT = "outbox.event"
@@ -51,7 +55,7 @@ class Sync:
     """A failed event is seen in the table and among the dead letters: so its owners decided."""
 
     def __init__(
-        self, stream: str, settings: Settings, sender: Sender, dispatchers: Mapping[str, Dispatcher] = DISPATCHERS
+        self, stream: str, settings: Settings, sender: "Sender", dispatchers: Mapping[str, Dispatcher] = DISPATCHERS
     ) -> None:
         self.stream = stream
         self._settings, self._sender, self._dispatchers = settings, sender, dispatchers

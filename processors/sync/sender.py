@@ -18,7 +18,10 @@ from typing import Any, Protocol
 import aiohttp
 import httpx
 
+from processors.sync.answer import Answer, SendFailed
 from processors.sync.request import RequestDescription
+
+__all__ = ["AiohttpTransport", "Answer", "SendFailed", "Sender"]
 
 MAX_BODY = 2048
 """Bytes of an answer that are read; a connection with more on it is closed."""
@@ -32,24 +35,6 @@ class Gate(Protocol):
     async def wait(self) -> None: ...
 
     def check(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What came back; `text` is the beginning of the body."""
-
-    status: int
-    text: str
-    location: str | None = None
-    retry_after: str | None = None
-
-
-class SendFailed(Exception):
-    """There is no answer. `fault` names a cause that all requests to this system share; `in_doubt`: it was sent."""
-
-    def __init__(self, text: str, fault: str, in_doubt: bool) -> None:
-        super().__init__(text)
-        self.fault, self.in_doubt = fault, in_doubt
 
 
 @dataclass(slots=True)
