@@ -207,7 +207,7 @@ class Runtime:
     # ---- take, decode, plan
 
     async def _feed(self, assignment: Assignment) -> None:
-        while True:
+        while not self._stopping:  # with records at hand nothing below waits: it would hold the loop, and the stop
             await assignment.readable()
             await self._room(assignment)
             if assignment.subscription is not None:
@@ -381,6 +381,7 @@ class Runtime:
         letter = DeadLetter(
             self.processor.name, p.stream, p.index, reason, mask(error), offset=record.offset, body=record.data
         )
+        log.error("record.dead", stream=p.name, offset=record.offset, reason=reason)
         self._group.dead.append((assignment, entry, letter))
         self._work.set()
 

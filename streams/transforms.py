@@ -98,7 +98,7 @@ class TransformRuntime:
                 pass
 
     async def _feed(self, assignment: Assignment) -> None:
-        while True:
+        while not self._stopping:  # with records at hand nothing below waits: it would hold the loop, and the stop
             await assignment.readable()
             if assignment.subscription is not None:
                 await assignment.subscription.ready()
