@@ -303,7 +303,7 @@ async def test_the_last_outcome_is_unknown_when_the_last_try_died(table: Table) 
     row_id = await table.a_row(attempts="3", claim_no="3", lease_until=table.ago())
     assert await table.claim(row_id) == []
     [failed] = await table.exhaust(row_id)
-    assert failed["error"] == UNKNOWN
+    assert failed["error"] == f"attempts used up; {UNKNOWN}"
     row = await table.get(row_id)
     assert (row["doubts"], row["held"], row["lease_until"]) == (1, False, None)
 
