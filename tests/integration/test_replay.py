@@ -159,7 +159,7 @@ async def test_only_new_records_are_handled_when_the_connection_is_cut_at_next(
             assert [m.passed for m in await find(looks, "mailer", Place(next=True))] == [100, 0, 0]
             await replay(looks, "mailer", Place(next=True))
         async with Job(services_site, sink, LOG_URL=url, processors=["mailer"]) as job:
-            await job.caught_up()
+            await job.noticed("mailer")  # it has subscribed everywhere
             assert proxy.cut() >= 3
             await job.put(recipient(101), stream=job.settings.recipients_stream)
             await job.settled(1)
