@@ -54,9 +54,15 @@ class Stage:
         self._house: House | None = None
 
     @property
+    def streams(self) -> dict[str, str]:
+        """The setting of every stream, and its name here."""
+        settings = [name.upper() for name in Settings.model_fields if name.endswith("_stream")]
+        return {setting: f"{self.name}-{setting.lower().removesuffix('_stream')}" for setting in settings}
+
+    @property
     def imports(self) -> str:
-        """The name of the stream."""
-        return f"{self.name}-imports"
+        """The name of the stream that intake writes to."""
+        return self.streams["IMPORTS_STREAM"]
 
     def environment(self, **changes: object) -> dict[str, str]:
         """All settings of intake; `changes` win, and None leaves a variable out."""
@@ -67,7 +73,6 @@ class Stage:
             "IMPORTS_STREAM": self.imports,
             "RECIPIENTS_STREAM": f"{self.name}-recipients",
             "OUTBOX_STREAM": f"{self.name}-outbox",
-            "DEAD_LETTERS_STREAM": f"{self.name}-dead-letters",
             "AMQP_URL": amqp_url(self.services, self.amqp.port),
             "AMQP_EXCHANGE": self.queues.exchange,
             "AMQP_ROUTING_KEY": self.queues.routing_key,
@@ -244,7 +249,8 @@ class Stage:
                 await self.management.call("DELETE", "queues", "/", queue)
             for exchange in (self.queues.exchange, self.queues.dead_exchange):
                 await self.management.call("DELETE", "exchanges", "/", exchange)
-            await self.management.delete(self.imports)
+            for stream in self.streams.values():
+                await self.management.delete(stream)
 
 
 @asynccontextmanager
