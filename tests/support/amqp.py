@@ -70,9 +70,7 @@ class Stage:
         values: dict[str, object] = {
             "DATABASE_URL": NOWHERE,
             "LOG_URL": f"rabbitmq-stream://{user}@127.0.0.1:{self.stream.port}/",
-            "IMPORTS_STREAM": self.imports,
-            "RECIPIENTS_STREAM": f"{self.name}-recipients",
-            "OUTBOX_STREAM": f"{self.name}-outbox",
+            **self.streams,
             "AMQP_URL": amqp_url(self.services, self.amqp.port),
             "AMQP_EXCHANGE": self.queues.exchange,
             "AMQP_ROUTING_KEY": self.queues.routing_key,
