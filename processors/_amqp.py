@@ -1,4 +1,7 @@
-"""AMQP 0-9-1 as intake and the commands about its queues need it: with `_amqp_headers.py` all that knows pika.
+"""AMQP 0-9-1 as intake and the commands about its queues need it. With its private neighbours all that knows pika.
+
+    _amqp_errors     pika's errors in our words
+    _amqp_headers    headers of any client, whole
 
 It runs on pika's asyncio adapter, so heartbeats are answered whenever the loop turns: also while a list is published to
 a stream, and while a retry waits. Messages are plain data here. Not here: names of queues (`_queues.py`) and decisions.
@@ -7,8 +10,8 @@ a stream, and while a retry waits. Messages are plain data here. Not here: names
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +22,10 @@ from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 
 from processors import _amqp_headers
-from streams.errors import BadSettings, LogError, LogRefused
+from processors._amqp_errors import AmqpLost, AmqpMissing, AmqpRefused, Unroutable, loss, lost_on_error, refusal
+from streams.errors import BadSettings
+
+__all__ = ["AmqpLost", "AmqpMissing", "AmqpRefused", "Channel", "Connection", "Delivery", "Unroutable", "vhost"]
 
 HEARTBEAT_SECONDS = 20
 """Proposed where the URL has no `?heartbeat=`; a broker that is silent for little longer counts as gone."""
@@ -38,22 +44,6 @@ _amqp_headers.install()
 
 # Every failure is raised and told in our words; pika would log each of them several times, at ERROR.
 logging.getLogger("pika").setLevel(logging.CRITICAL)
-
-
-class AmqpLost(LogError):
-    """The connection or channel is gone or does not answer; what is not acked comes again."""
-
-
-class AmqpRefused(LogRefused):
-    """The broker refuses for good: wrong password, no permission, other arguments than declared."""
-
-
-class AmqpMissing(AmqpRefused):
-    """There is no exchange or queue of that name."""
-
-
-class Unroutable(AmqpLost):
-    """A message came back: no queue takes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +89,7 @@ class Connection:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await opened
         except (exceptions.AMQPError, AMQPConnectorException, OSError, TimeoutError) as error:
-            raise _refusal(error) from error
+            raise refusal(error) from error
         except asyncio.CancelledError:
             _abandon(connection)
             raise
@@ -109,7 +99,7 @@ class Connection:
         """A new channel that confirms what is published on it."""
         loop = asyncio.get_running_loop()
         opened: asyncio.Future[None] = loop.create_future()
-        with _lost_on_error():
+        with lost_on_error():
             channel = Channel(self._connection.channel(on_open_callback=lambda _: _resolve(opened, None)))
         await channel.open(opened)
         return channel
@@ -144,7 +134,7 @@ class Channel:
 
     async def close(self) -> None:
         """Give the channel up; what is unacked on it goes back."""
-        with _lost_on_error():
+        with lost_on_error():
             self._channel.close()
         await asyncio.wait({self.lost}, timeout=CLOSE_SECONDS)
 
@@ -193,19 +183,19 @@ class Channel:
     async def get(self, queue: str) -> Delivery | None:
         """Take one message, None if none is ready. It is unacked until `ack`, `reject`, or the end of the channel."""
         self._getting = asyncio.get_running_loop().create_future()
-        with _lost_on_error():
+        with lost_on_error():
             self._channel.basic_get(queue, self._got_one)
         delivery: Delivery | None = await self._answer(self._getting)
         return delivery
 
     def ack(self, delivery: Delivery) -> None:
         """It is done. Raises AmqpLost."""
-        with _lost_on_error():
+        with lost_on_error():
             self._channel.basic_ack(delivery.tag)
 
     def reject(self, delivery: Delivery) -> None:
         """Never deliver it again: the broker moves it to the dead-letter exchange in force, else drops it."""
-        with _lost_on_error():
+        with lost_on_error():
             self._channel.basic_nack(delivery.tag, requeue=False)
 
     # ---- publishing
@@ -214,16 +204,16 @@ class Channel:
         """Return when a queue has it and the broker confirms that. Raises Unroutable and AmqpLost."""
         async with self._publishing:  # one at a time, so that what comes back is known to be this one
             self._confirm = asyncio.get_running_loop().create_future()
-            with _lost_on_error():
+            with lost_on_error():
                 self._channel.basic_publish(
                     exchange, routing_key, body, pika.BasicProperties(**properties), mandatory=True
                 )
-            await self._answer(self._confirm, refusal=_loss)
+            await self._answer(self._confirm, judge=loss)
 
     # ---- what pika calls: nothing here waits or raises
 
     def _end(self, reason: BaseException) -> None:
-        _resolve(self.lost, reason if isinstance(reason, AmqpLost) else _loss(reason))
+        _resolve(self.lost, reason if isinstance(reason, AmqpLost) else loss(reason))
 
     def _delivered(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
         self._deliveries.put_nowait(_delivery(method, properties, body))
@@ -247,20 +237,20 @@ class Channel:
     async def _ask(self, call: Callable[[Callable[[Any], None]], object]) -> Any:
         """Send a request and wait for its answer. Raises also AmqpRefused and AmqpMissing."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        with _lost_on_error():
+        with lost_on_error():
             call(lambda frame: _resolve(answer, frame))
         return await self._answer(answer)
 
     async def _answer(
-        self, answer: "asyncio.Future[Any]", refusal: Callable[[BaseException], BaseException] | None = None
+        self, answer: "asyncio.Future[Any]", judge: Callable[[BaseException], BaseException] | None = None
     ) -> Any:
-        """The answer; or why there is none, where a request's own failure may be the reason (`_refusal`) or not."""
+        """The answer; or why there is none, where a request's own failure may be the reason (`refusal`) or not."""
         await asyncio.wait({answer, self.lost}, timeout=ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if answer.done():
             return answer.result()
         if self.lost.done():
             lost = self.lost.result()
-            raise (refusal or _refusal)(lost.__cause__ or lost)
+            raise (judge or refusal)(lost.__cause__ or lost)
         raise AmqpLost(f"no answer for {ANSWER_SECONDS:g} s")
 
 
@@ -283,7 +273,7 @@ def _abandon(connection: AsyncioConnection) -> None:
         connection.close()
 
 
-# ---- parameters and errors
+# ---- parameters
 
 
 def vhost(url: str) -> str:
@@ -302,49 +292,3 @@ def _parameters(url: str, label: str, ca_file: Path | None) -> Any:
     if parameters.heartbeat is None:
         parameters.heartbeat = HEARTBEAT_SECONDS
     return parameters
-
-
-@contextmanager
-def _lost_on_error() -> Iterator[None]:
-    """What pika raises when it is told to write on something that is closed."""
-    try:
-        yield
-    except (exceptions.AMQPConnectionError, exceptions.AMQPChannelError) as error:
-        raise AmqpLost(f"the channel is closed: {_text(error)}") from error
-
-
-def _loss(reason: BaseException) -> AmqpLost:
-    lost = AmqpLost(_text(reason))
-    lost.__cause__ = reason
-    return lost
-
-
-_NO_LOGIN = (exceptions.ProbableAuthenticationError, exceptions.ProbableAccessDeniedError)
-_CODES = {403: AmqpRefused, 404: AmqpMissing, 405: AmqpRefused, 406: AmqpRefused, 530: AmqpRefused}
-"""Reply codes of AMQP: access refused, not found, resource locked, precondition failed, not allowed."""
-
-
-def _refusal(error: BaseException) -> LogError | LogRefused:
-    """What a request or a login that failed means: to be refused for good, or only lost.
-
-    Only the broker's own word counts: a connection that is cut while it logs in looks like a wrong password to pika.
-    """
-    errors = list(_chain(error))
-    for inner in errors:
-        if isinstance(inner, _NO_LOGIN) and exceptions.ConnectionClosedByBroker.__name__ in str(inner):
-            return AmqpRefused(f"the broker lets nobody in: {inner}")
-        if isinstance(inner, exceptions.ConnectionClosed | exceptions.ChannelClosed) and inner.reply_code in _CODES:
-            return _CODES[inner.reply_code](_text(inner))
-    return AmqpLost(_text(errors[-1]))
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and all that pika has wrapped in it."""
-    yield error
-    for inner in (*error.args, *getattr(error, "exceptions", ()), getattr(error, "exception", None)):
-        if isinstance(inner, BaseException):
-            yield from _chain(inner)
-
-
-def _text(error: BaseException) -> str:
-    return getattr(error, "reply_text", "") or f"{type(error).__name__}: {error}".removesuffix(": ")

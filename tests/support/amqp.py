@@ -56,8 +56,8 @@ class Stage:
     @property
     def streams(self) -> dict[str, str]:
         """The setting of every stream, and its name here."""
-        settings = [name.upper() for name in Settings.model_fields if name.endswith("_stream")]
-        return {setting: f"{self.name}-{setting.lower().removesuffix('_stream')}" for setting in settings}
+        kinds = [name.removesuffix("_stream") for name in Settings.model_fields if name.endswith("_stream")]
+        return {f"{kind.upper()}_STREAM": f"{self.name}-{kind.replace('_', '-')}" for kind in kinds}
 
     @property
     def imports(self) -> str:
