@@ -98,7 +98,8 @@ class TransformRuntime:
                 pass
 
     async def _feed(self, assignment: Assignment) -> None:
-        while not self._stopping:  # with records at hand nothing below waits: it would hold the loop, and the stop
+        while not self._stopping:
+            await asyncio.sleep(0)  # with records at hand nothing below need wait: it would hold the loop, and the stop
             await assignment.readable()
             if assignment.subscription is not None:
                 await assignment.subscription.ready()
