@@ -160,11 +160,10 @@ def _mailer(house: House) -> Runner:
 
 
 def _sync(house: House) -> Runner:
-    from processors.sync.sender import AiohttpTransport  # noqa: PLC0415 - the HTTP client: 12 MB that no other needs
-    from processors.sync.sender import Sender as HttpSender  # noqa: PLC0415
+    from processors.sync.sender import Sender as HttpSender  # noqa: PLC0415 - the HTTP client: 12 MB no other needs
 
     s = house.settings
-    sender = HttpSender(AiohttpTransport(s.outbox_ca_file))
+    sender = HttpSender(s.outbox_ca_file)
     processor = sync.Sync(s.outbox_stream, s, sender)
     lanes = processor.lanes(s.outbox_slots_per_target)
     limits = outbox_limits(s)

@@ -10,6 +10,7 @@ It remembers no offsets and decodes no messages.
 """
 
 import asyncio
+import random
 import ssl
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import structlog
 from rstream import exceptions
 
 from streams._rabbitmq_bounds import BoundsReader
@@ -29,8 +31,12 @@ from streams.log import Bounds, Owner, Partition, Record, StreamSpec
 
 __all__ = ["RabbitLog"]
 
+log = structlog.get_logger(__name__)
+
 READ_RECORDS = 1_000
 SILENCE_SECONDS = 30.0
+MAKING_TRIES = 12
+"""How often a super stream is looked at that has too few partitions yet: for about three seconds."""
 
 
 class RabbitLog:
@@ -95,9 +101,8 @@ class RabbitLog:
             raise LogRefused(f"{spec.name} exists as a plain stream, not as a super stream")
         if not spec.partitions:
             return await self._create(connection, connection.client.create_stream(spec.name, _arguments(spec)), spec)
-        if not names:
-            await self._create_super_stream(connection, spec)
-            names = await self._partition_names(connection, spec.name)
+        if len(names) < spec.partitions:
+            names = await self._made(spec)
         # The broker accepts a super stream that exists with any other number of partitions without a word.
         if len(names) != spec.partitions:
             raise LogRefused(
@@ -105,6 +110,26 @@ class RabbitLog:
                 "cannot be changed: drain and delete it, or correct the setting"
             )
         return None
+
+    async def _made(self, spec: StreamSpec) -> list[str]:
+        """Make a super stream and answer its partitions, also when others make it at this moment.
+
+        The broker makes partitions, exchange and bindings one after the other; who comes in between is refused, and
+        may leave a part of it, or take a part of it away. So it is looked at again, and made again, for some seconds.
+        That helps mostly, not always: `afluente topology apply` before the first start is the sound way.
+        """
+        for left in reversed(range(MAKING_TRIES)):
+            connection = (await self._admin()).connection
+            names = await self._partition_names(connection, spec.name)
+            if len(names) >= spec.partitions or not left:
+                return names
+            try:
+                if not names:
+                    await self._create_super_stream(connection, spec)
+            except LogError as error:
+                log.info("stream.made_by_others_too", stream=spec.name, error=str(error))
+            await asyncio.sleep(random.uniform(0.1, 0.5))
+        return []
 
     async def partitions(self, stream: str) -> list[Partition]:
         """See `streams.log.Log`."""

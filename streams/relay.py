@@ -128,6 +128,7 @@ class Relay:
         self._partitions: list[Partition] = []
         self._publishers: dict[int, Publisher] = {}
         self._wake = asyncio.Event()
+        self._repeat_at = 0.0
 
     async def run(self, stop: asyncio.Event) -> None:
         """Relay until `stop`."""
@@ -159,8 +160,9 @@ class Relay:
         rows = await self._database.patiently(lambda sql: self._due.reserve(sql, self._due.batch))
         self._step("reserved")
         await self._publish(rows)
-        repeated = await self._database.patiently(self._repeat)
-        await self._publish(repeated)
+        if self._repeat_at <= (now := asyncio.get_running_loop().time()):
+            self._repeat_at = now + self._limits.relay_poll  # no more often, however often it is woken
+            await self._publish(await self._database.patiently(self._repeat))
         return len(rows) == self._due.batch
 
     async def _repeat(self, sql: Sql) -> list[Row]:

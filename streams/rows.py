@@ -311,7 +311,8 @@ class Rows:
         t = self.table
         return f"""
             SELECT id, {self._key} AS row_key FROM {t.name}
-            WHERE status = 'pending' AND queued_until <= {self._now} AND {self._due} AND {self._free}
+            WHERE status = 'pending' AND queued_until <= {self._now} AND {t.due[self.dialect]} <= {self._now}
+                AND {self._due} AND {self._free}
             ORDER BY random() LIMIT $1"""
 
     def _repeat_text(self) -> str:

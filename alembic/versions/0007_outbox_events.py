@@ -1,7 +1,8 @@
 """The outbox: a table into which any application inserts (event_name, payload), with its triggers.
 
-The triggers audit each change of state, refuse a DELETE in mid-send, and wake the relay. An INSERT is not audited: the
-row says when it was written, and who may only insert into this table needs no right to another one.
+The triggers audit changes of state, refuse a DELETE in mid-send, and wake the relay. Not audited: an INSERT, since who
+may only insert into this table needs no right to another one; and that the engine has sent a row that it had claimed.
+The row itself says both, and to write the latter down again was half of the database's work for an event.
 
 Downgrade: stop the engine first. Drops the table with its rows, since the older schema has no place for them: export
 what is not sent. Audits stay.
@@ -101,7 +102,9 @@ def postgresql_triggers() -> list[str]:
             RETURN NULL;
         END $$""",
         """CREATE OR REPLACE TRIGGER outbox_events_audit_update AFTER UPDATE ON outbox_events FOR EACH ROW
-           WHEN (OLD.status <> NEW.status OR OLD.doubts <> NEW.doubts OR OLD.held <> NEW.held)
+           WHEN ((OLD.status <> NEW.status
+                  AND NOT (OLD.status = 'pending' AND NEW.status = 'sent' AND OLD.lease_until IS NOT NULL))
+                 OR OLD.doubts <> NEW.doubts OR OLD.held <> NEW.held)
            EXECUTE FUNCTION outbox_events_audit()""",
         """CREATE OR REPLACE TRIGGER outbox_events_delete_guard BEFORE DELETE ON outbox_events FOR EACH ROW
            WHEN (OLD.lease_until > now()) EXECUTE FUNCTION outbox_events_delete_guard()""",
@@ -141,7 +144,9 @@ def sqlite_triggers() -> list[str]:
     )
     return [
         f"""CREATE TRIGGER outbox_events_audit_update AFTER UPDATE ON outbox_events
-        WHEN OLD.status <> NEW.status OR OLD.doubts <> NEW.doubts OR OLD.held <> NEW.held
+        WHEN (OLD.status <> NEW.status
+            AND NOT (OLD.status = 'pending' AND NEW.status = 'sent' AND OLD.lease_until IS NOT NULL))
+            OR OLD.doubts <> NEW.doubts OR OLD.held <> NEW.held
         BEGIN
             {INTO} SELECT 'updated', '{TYPE}', NEW.id, json_group_object(name, o), json_group_object(name, n),
                 CASE WHEN OLD.lease_until IS NULL THEN 'sql' ELSE 'engine' END, {NOW}, {NOW} FROM ({changed});

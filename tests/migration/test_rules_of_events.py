@@ -78,11 +78,13 @@ async def test_sent_and_held_events_refuse_to_become_pending(table: AsyncEngine)
 
 
 async def test_changes_of_state_are_audited_and_an_insert_is_not(table: AsyncEngine) -> None:
-    """Who may only insert events needs no right to another table; what happens later is written down."""
+    """Who may only insert events needs no right to another table; that a claimed event was sent, its row says."""
     await query(table, INSERT)
     await query(table, "UPDATE outbox_events SET attempts = 1, claim_no = 1")
     await query(table, "UPDATE outbox_events SET status = 'failed', attempts = 3, last_error = 'no'")
     await query(table, "UPDATE outbox_events SET status = 'pending', attempts = 0")
+    await query(table, f"UPDATE outbox_events SET lease_until = {time(table, 60)}")
+    await query(table, f"UPDATE outbox_events SET status = 'sent', sent_at = {time(table, 0)}, lease_until = NULL")
     failed, retried = await query(table, "SELECT * FROM audits ORDER BY id")
     assert (failed["auditable_type"], failed["auditable_id"]) == (EVENT_TYPE, 1)
     assert json.loads(str(failed["new_values"])) == {"status": "failed", "attempts": 3, "last_error": "no"}
@@ -121,3 +123,11 @@ async def test_the_relay_is_called_once_for_an_insert_and_for_a_retry(postgres_u
             await listener.remove_listener("afluente_relay", hear)
     finally:
         await engine.dispose()
+
+
+async def test_event_that_a_person_calls_sent_is_audited(table: AsyncEngine) -> None:
+    """To skip an event is a decision, and somebody's."""
+    await query(table, INSERT)
+    await query(table, f"UPDATE outbox_events SET status = 'sent', sent_at = {time(table, 0)}")
+    [skipped] = await query(table, "SELECT * FROM audits")
+    assert json.loads(str(skipped["new_values"])) == {"status": "sent"}

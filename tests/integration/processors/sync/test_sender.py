@@ -10,7 +10,7 @@ import pytest
 import trustme
 
 from processors.sync.request import RequestDescription
-from processors.sync.sender import MAX_BODY, AiohttpTransport, Answer, Sender, SendFailed
+from processors.sync.sender import MAX_BODY, Answer, Sender, SendFailed
 from streams.errors import LeaseOver
 from streams.testing import eventually
 from tests.support.receiver import Receiver, Reply
@@ -34,7 +34,7 @@ class OpenGate:
 @pytest.fixture
 async def sender() -> AsyncIterator[Sender]:
     """A sender with connections of its own."""
-    sender = Sender(AiohttpTransport())
+    sender = Sender()
     yield sender
     await sender.close()
 
@@ -159,7 +159,7 @@ async def test_time_out_is_kept_when_the_body_comes_in_drops() -> None:
             await asyncio.sleep(0.05)
 
     server = await asyncio.start_server(drip, "127.0.0.1", 0)
-    sender = Sender(AiohttpTransport())
+    sender = Sender()
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
     with pytest.raises(SendFailed, match="timeout"):
         await sender.send(RequestDescription("POST", url, {}, b"{}", 0.5), {}, OpenGate())
@@ -223,7 +223,7 @@ async def test_certificate_is_verified(tmp_path: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(context)
     async with Receiver(tls=context) as receiver:
-        trusting, doubting = Sender(AiohttpTransport(tmp_path / "ca.pem")), Sender(AiohttpTransport())
+        trusting, doubting = Sender(tmp_path / "ca.pem"), Sender()
         error = await failure(doubting, receiver)
         assert (error.fault, error.in_doubt, receiver.requests) == ("tls", False, [])
         assert (await send(trusting, receiver)).status == 201

@@ -1,23 +1,45 @@
 """plan and act of the sync, with the network scripted."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import pytest
 
 from processors._settings import Settings
 from processors.sync import processor as sync
+from processors.sync.answer import Answer, SendFailed
 from processors.sync.request import Dispatcher, RequestDescription
-from processors.sync.sender import Sender, SendFailed
+from processors.sync.sender import Sender
 from streams.errors import LeaseOver, Reject, Retry
 from streams.message import Message
 from streams.processor import Claim, Gate, RowRef, clock
 
 EVENT = "new_checkout.repayment_sync"
 CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-Script = Callable[[httpx.Request], httpx.Response]
+Script = Callable[["Sent"], Answer]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What would have gone out."""
+
+    what: RequestDescription
+    headers: Mapping[str, str]
+
+
+class ScriptedSender(Sender):
+    """Looks at the gate as the real one does, and answers what the script says."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__()
+        self._script = script
+
+    async def send(self, what: RequestDescription, headers: Mapping[str, str], gate: Any) -> Answer:
+        await gate.wait()
+        gate.check()
+        return self._script(Sent(what, headers))
 
 
 def settings(**values: Any) -> Settings:
@@ -29,7 +51,7 @@ def settings(**values: Any) -> Settings:
 
 def processor(script: Script, **values: Any) -> sync.Sync:
     """A sync whose requests are answered by the script."""
-    return sync.Sync("outbox", settings(**values), Sender(httpx.MockTransport(script)))
+    return sync.Sync("outbox", settings(**values), ScriptedSender(script))
 
 
 def claim(**row: Any) -> Claim:
@@ -44,36 +66,35 @@ async def act(subject: sync.Sync, **row: Any) -> dict[str, object]:
     return dict(await subject.act(claim(**row), gate))
 
 
-def answers(status: int, **more: Any) -> Script:
+def answers(status: int, text: str = "", **more: Any) -> Script:
     """Always the same."""
-    return lambda request: httpx.Response(status, **more)
+    return lambda sent: Answer(status, text, **more)
 
 
 async def test_event_is_sent_with_what_a_receiver_needs_to_drop_repeats() -> None:
     """Id, attempt, name and time; the payload is the database's own text; the trace goes on as it came."""
-    seen: list[httpx.Request] = []
+    seen: list[Sent] = []
 
-    def script(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
-        return httpx.Response(201)
+    def script(sent: Sent) -> Answer:
+        seen.append(sent)
+        return Answer(201, "")
 
     await act(processor(script), traceparent=CONTEXT)
-    [request] = seen
-    assert (request.method, str(request.url)) == ("POST", "https://checkout.example.com/v1/sync/repayments")
-    assert request.content == b'{"a": 10.10}'
-    names = ("idempotency-key", "afluente-event", "afluente-attempt", "afluente-event-created-at", "traceparent")
-    assert [request.headers[name] for name in names] == ["7", EVENT, "2", "2026-11-30T12:00:00.000000+00:00", CONTEXT]
-    assert request.headers["authorization"] == "Bearer s3cret"
-    assert request.headers["content-length"] == "12"
+    [sent] = seen
+    assert (sent.what.method, sent.what.url) == ("POST", "https://checkout.example.com/v1/sync/repayments")
+    assert sent.what.body == b'{"a": 10.10}'
+    names = ("Idempotency-Key", "Afluente-Event", "Afluente-Attempt", "Afluente-Event-Created-At", "traceparent")
+    assert [sent.headers[name] for name in names] == ["7", EVENT, "2", "2026-11-30T12:00:00.000000+00:00", CONTEXT]
+    assert sent.what.headers["Authorization"] == "Bearer s3cret"
 
 
 @pytest.mark.parametrize("context", [None, "", "nonsense", "00-x\r\nEvil: 1"])
 async def test_no_trace_header_is_sent_when_there_is_no_sound_context(context: str | None) -> None:
     """Anybody may insert a row; what is in it becomes no header unless it is one."""
 
-    def script(request: httpx.Request) -> httpx.Response:
-        assert "traceparent" not in request.headers
-        return httpx.Response(201)
+    def script(sent: Sent) -> Answer:
+        assert "traceparent" not in sent.headers
+        return Answer(201, "")
 
     await act(processor(script), traceparent=context)
 
@@ -82,16 +103,16 @@ async def test_no_trace_header_is_sent_when_there_is_no_sound_context(context: s
 async def test_time_is_the_same_whatever_database_wrote_it(text: str) -> None:
     """PostgreSQL's text has a zone, SQLite's is UTC."""
 
-    def script(request: httpx.Request) -> httpx.Response:
-        assert request.headers["afluente-event-created-at"] == "2026-11-30T12:00:00.500000+00:00"
-        return httpx.Response(201)
+    def script(sent: Sent) -> Answer:
+        assert sent.headers["Afluente-Event-Created-At"] == "2026-11-30T12:00:00.500000+00:00"
+        return Answer(201, "")
 
     await act(processor(script), created_at=text)
 
 
 async def test_a_repeat_is_a_success_when_the_receiver_knows_it_already() -> None:
     """200 with a duplicate answer."""
-    assert await act(processor(answers(200, json={"status": "duplicate"}))) == {}
+    assert await act(processor(answers(200, '{"status": "duplicate"}'))) == {}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +129,7 @@ async def test_anything_but_2xx_is_one_failed_attempt(status: int, fault: str | 
 async def test_busy_receiver_is_left_alone_for_as_long_as_it_says() -> None:
     """Retry-After is a minimum."""
     with pytest.raises(Retry) as caught:
-        await act(processor(answers(429, headers={"Retry-After": "30"})))
+        await act(processor(answers(429, retry_after="30")))
     assert caught.value.not_before == 30.0
 
 
@@ -128,7 +149,7 @@ async def test_failure_without_an_answer_says_whether_it_may_have_arrived(
         async def send(self, *_: Any) -> Any:
             raise error
 
-    subject = sync.Sync("outbox", settings(), Failing(httpx.MockTransport(answers(500))))
+    subject = sync.Sync("outbox", settings(), Failing())
     with pytest.raises(Retry) as caught:
         await act(subject)
     assert (caught.value.fault, caught.value.in_doubt) == (fault, in_doubt)
@@ -155,7 +176,7 @@ async def test_error_names_the_settings_when_they_are_missing() -> None:
 async def test_nothing_is_sent_when_the_lease_is_nearly_over() -> None:
     """Rule 9, for HTTP: before the request."""
 
-    def script(request: httpx.Request) -> httpx.Response:
+    def script(sent: Sent) -> Answer:
         raise AssertionError("it was sent")
 
     gate = Gate(asyncio.get_running_loop().time() + 5, clock() - 1, None)
@@ -166,14 +187,14 @@ async def test_nothing_is_sent_when_the_lease_is_nearly_over() -> None:
 async def test_a_new_event_needs_a_dispatcher_and_a_line() -> None:
     """Method, success and body are its own; the rules are the sender's."""
 
-    def script(request: httpx.Request) -> httpx.Response:
-        assert (request.method, request.content) == ("PUT", b"x")
-        return httpx.Response(409)
+    def script(sent: Sent) -> Answer:
+        assert (sent.what.method, sent.what.body) == ("PUT", b"x")
+        return Answer(409, "")
 
     def describe(payload: str, settings: Settings) -> RequestDescription:
         return RequestDescription("PUT", "http://other.example.com/y", {}, b"x", 1.0, success=lambda s: s == 409)
 
-    subject = sync.Sync("outbox", settings(), Sender(httpx.MockTransport(script)), {"y": Dispatcher("other", describe)})
+    subject = sync.Sync("outbox", settings(), ScriptedSender(script), {"y": Dispatcher("other", describe)})
     assert await act(subject, event_name="y") == {}
 
 
