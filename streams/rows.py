@@ -85,8 +85,16 @@ class Rows:
         inserted: list[Row] = []
         for start in range(0, len(rows), INSERT_ROWS):
             part = [{**row.values, str(self.table.key): row.key} for row in rows[start : start + INSERT_ROWS]]
-            inserted += await sql.fetch(self._insert, _json(part))
+            inserted += await sql.fetch(self._insert, *self._columns(part))
         return inserted
+
+    def _columns(self, rows: Sequence[dict[str, Any]]) -> list[object]:
+        """The parameters of an insert. On PostgreSQL an array per column: to parse the contents of mails as one JSON
+        text would take it as long as all else of the insert."""
+        if self.dialect == "sqlite":
+            return [_json(rows)]
+        kinds = {**self.table.insert, str(self.table.key): "text"}
+        return [[_parameter(row.get(name), kind) for row in rows] for name, kind in kinds.items()]
 
     async def states(self, sql: Sql, keys: Sequence[str], ids: Sequence[int]) -> list[Row]:
         """The rows with these keys or ids: the columns of `known`, and `claimable` (pending, due, no running lease)."""
@@ -180,6 +188,9 @@ class Rows:
         columns = {**t.insert, str(t.key): "text"}
         names = ", ".join(f'"{name}"' for name in columns)
         source = recordset(self.dialect, "$1", "x", columns)
+        if self.dialect == "postgresql":
+            arrays = ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(columns.values(), 1))
+            source = f"unnest({arrays}) AS x({names})"
         return f"""
             INSERT INTO {t.name} ({names}, status, attempts, queued_until, created_at, updated_at)
             SELECT {names}, 'pending', 0, {later(self.dialect, str(self.limits.visibility))}, {self._now}, {self._now}
@@ -359,6 +370,10 @@ def _failure(outcome: Outcome) -> dict[str, object]:
         "hold": outcome.held,
         "doubt": int(outcome.in_doubt),
     }
+
+
+def _parameter(value: object, kind: str) -> object:
+    return _json(value) if kind == "json" and value is not None else value
 
 
 def _json(value: object) -> str:
