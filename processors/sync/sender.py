@@ -4,7 +4,7 @@ A total time-out over all phases; no redirects; certificates verified; of an ans
 Connections are kept. A kept one that the server has closed meanwhile breaks before any byte of an answer comes: then,
 and only then, the request goes out once more, on a new connection, as the same attempt with the same Idempotency-Key.
 
-aiohttp, and not httpx: docs/decisions/0018-aiohttp-as-the-http-client.md. Not here: what becomes of the event.
+aiohttp, and not httpx: docs/decisions/0019-aiohttp-as-the-http-client.md. Not here: what becomes of the event.
 """
 
 import asyncio

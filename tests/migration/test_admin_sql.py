@@ -1,5 +1,6 @@
 """What the person with psql uses: views that show, functions that retry and say by name what they do not."""
 
+import re
 from collections.abc import AsyncIterator
 
 import pytest
@@ -8,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from processors._migrate import migrate
 from streams.database import connect
+from tests.house.tree import ROOT
 from tests.migration.legacy import query
 from tests.migration.test_rules_of_rows import a_row, time
 
@@ -90,6 +92,21 @@ async def test_many_events_are_retried_by_filter(table: AsyncEngine) -> None:
     assert [(row["row_id"], row["result"]) for row in found] == [(one, "retried")]
     rows = await query(table, "SELECT status, attempts, last_error FROM outbox_events")
     assert {(row["status"], row["attempts"], row["last_error"]) for row in rows} == {("pending", 0, None)}
+
+
+async def test_every_statement_of_the_page_runs(table: AsyncEngine) -> None:
+    """docs/admin-sql.md, as it stands there; the rows that it names by id are there and failed."""
+    await query(table, "ALTER SEQUENCE outbox_events_id_seq RESTART 4711")
+    await query(table, "ALTER SEQUENCE email_dispatches_id_seq RESTART 815")
+    await an_event(table, status="'failed'")
+    await a_row(table, "failed")
+    page = (ROOT / "docs/admin-sql.md").read_text("utf-8")
+    blocks = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    statements = [statement for block in blocks for statement in block.split(";") if statement.strip()]
+    assert len(statements) >= 11
+    async with table.begin() as connection:
+        for statement in statements:
+            await connection.exec_driver_sql(statement)
 
 
 async def test_what_has_failed_is_listed_with_its_reason(table: AsyncEngine) -> None:
