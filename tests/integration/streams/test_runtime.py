@@ -10,6 +10,7 @@ from streams.assignment import Assignment
 from streams.breaker import BreakerPolicy
 from streams.errors import Reject, Retry
 from streams.log import StreamSpec
+from streams.recorder import Recorder
 from streams.recovery import OnUnknown, RecoveryPolicy
 from streams.rows import Rows
 from streams.runtime import Runtime
@@ -308,7 +309,7 @@ async def test_a_slot_goes_on_only_after_its_outcome_is_committed(
 
     monkeypatch.setattr(Rows, "record", slow)
     # planning of the second turn must not wait for the slow commit: SQLite has one writer, but it is not writing yet
-    monkeypatch.setattr(Runtime, "_commit_once", _without_transaction)
+    monkeypatch.setattr(Recorder, "_commit_once", _without_transaction)
     await stage.publish(*map(first, KEYS[:4]))
     async with running(stage.runtime()):
         await asked.wait()
@@ -324,7 +325,7 @@ async def test_a_slot_goes_on_only_after_its_outcome_is_committed(
     assert set(stage.processor.sent.values()) == {1}
 
 
-async def _without_transaction(self: Runtime, sql: object, group: object) -> object:
+async def _without_transaction(self: Recorder, sql: object, group: object) -> object:
     moves = [move for _, move, _ in group.advances]  # type: ignore[attr-defined]
     ids = [candidate.row_id for _, candidate in group.claims]  # type: ignore[attr-defined]
     return await self._rows.record(sql, group.outcomes, moves, ids)  # type: ignore[attr-defined, arg-type]
