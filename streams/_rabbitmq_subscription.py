@@ -27,6 +27,9 @@ HANDLER = str(SUBSCRIPTION_ID)
 # bound, and the back-pressure, for a chunk's credit returns only when its last record is taken
 # (tests/fault/test_rabbitmq_consume.py::test_buffer_stays_bounded_when_nobody_takes).
 CREDIT = 4
+# Of a backlog that was written quickly the broker makes chunks of thousands of records: two of them are plenty.
+CREDIT_OF_LARGE = 2
+LARGE_BYTES = 128 * 1024
 # A connection that lived so long was no failed attempt.
 HEALTHY_SECONDS = 10.0
 
@@ -111,6 +114,7 @@ class RabbitSubscription:
         self._readable = asyncio.Event()
         self._updates: deque[schema.ConsumerUpdateResponse] = deque()
         self._owed = 0
+        self._chunk_bytes = LARGE_BYTES
         self._wake = asyncio.Event()
         self._restarting = False
         self._connection: Connection | None = None
@@ -202,9 +206,14 @@ class RabbitSubscription:
             while self._updates and not connection.lost.done():
                 await self._answer(connection, self._updates.popleft())
             connection.check()
-            if self._owed:
-                owed, self._owed = self._owed, 0
-                await connection.tell(connection.client.credit(SUBSCRIPTION_ID, owed), "giving credit")
+            if due := self._due_credit():
+                self._owed -= due
+                await connection.tell(connection.client.credit(SUBSCRIPTION_ID, due), "giving credit")
+
+    def _due_credit(self) -> int:
+        """What is owed to the broker, less what it gets only while chunks are small."""
+        kept = CREDIT - CREDIT_OF_LARGE if self._chunk_bytes >= LARGE_BYTES else 0
+        return max(0, self._owed - kept)
 
     async def _answer(self, connection: Connection, update: schema.ConsumerUpdateResponse) -> None:
         """Let the owner finish or begin, then answer: the broker waits for it before anybody becomes active.
@@ -247,7 +256,7 @@ class RabbitSubscription:
                 self.partition.name,
                 SUBSCRIPTION_ID,
                 schema.OffsetSpec.from_params(OffsetType.NEXT, None),
-                CREDIT,
+                CREDIT_OF_LARGE,
                 self._properties(),
             )
             await connection.ask(request, f"subscribing to {self.partition.name}")
@@ -269,6 +278,9 @@ class RabbitSubscription:
     # ---- called by the reader: never wait, never raise
 
     def _on_chunk(self, chunk: schema.Deliver) -> None:
+        self._chunk_bytes = chunk.data_length
+        if self._owed:
+            self._wake.set()
         if self._buffer.add(chunk):
             self._readable.set()
         else:  # a credit that does not return is lost for good, and with the last one comes silence
@@ -299,7 +311,7 @@ class RabbitSubscription:
     def _forget_connection(self) -> None:
         self._stop_delivery()
         self._updates.clear()
-        self._owed = 0
+        self._owed = CREDIT - CREDIT_OF_LARGE
 
     def _give_up(self, reason: str) -> None:
         log.error("%s: %s", self.partition.name, reason)
