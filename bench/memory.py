@@ -13,6 +13,8 @@ from bench import database, feeds, machine, workers
 from bench.places import say
 
 WARM_SECONDS = 10.0
+AT_ONCE = 3333
+"""What the splitter writes at once to one of three partitions, of a list of 10,000: it decides how large chunks are."""
 _numbers = count(3001)
 
 
@@ -22,8 +24,8 @@ async def run(backlog: int, seconds: float) -> dict[str, Any]:
         name = f"{db.name}-recipients"
         with workers.quick_sink() as port:
             async with feeds.stream(name, 1) as stream:
-                for first in range(0, backlog, 20_000):
-                    await stream.publish(feeds.recipients(range(first, min(first + 20_000, backlog)), 1))
+                for first in range(0, backlog, AT_ONCE):
+                    await stream.publish(feeds.recipients(range(first, min(first + AT_ONCE, backlog)), 1))
                 settings = {
                     "DATABASE_URL": db.url,
                     "RECIPIENTS_STREAM": name,
