@@ -1,6 +1,7 @@
 """A flame graph of a processor at work on a backlog: `make profile P=mailer`, also `P=splitter`.
 
-py-spy looks at the running process from outside, 200 times a second, so that what it shows is what runs in production.
+py-spy looks at the running process from outside, 200 times a second, so that what it shows is what runs in production:
+whoever holds Python's lock at that moment, which leaves out threads that wait.
 Needs the right to look into another process: root, or a kernel that allows it.
 """
 
@@ -65,7 +66,7 @@ async def profile(name: str, seconds: int, form: str) -> str:
     async with database.template(), database.fresh(1) as db, PROCESSORS[name](db) as process:
         await asyncio.to_thread(workers.wait_until_ready, [process])
         await asyncio.sleep(1 if name == "splitter" else 3)
-        options = ["--rate", str(RATE), "--duration", str(seconds), "--format", form, "--output", str(target)]
+        options = ["--gil", "--rate", str(RATE), "--duration", str(seconds), "--format", form, "--output", str(target)]
         command = [str(install.peers() / "py-spy"), "record", *options, "--pid", str(process.pid)]
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
