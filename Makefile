@@ -1,12 +1,12 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check static fmt up down migrate run bench profile clean
+.PHONY: help setup demo test check static fmt up down migrate run bench bench-outbox profile clean
 
 PYTHON ?= python3
 BIN := .venv/bin
 CODE := $(wildcard models streams processors alembic scripts tests bench)
 
 help: ## Show this help
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: .venv/.stamp ## Make .venv with everything pinned in requirements.lock (quick when nothing changed)
 
@@ -46,6 +46,9 @@ run: setup ## Run one processor, or all: make run P=mailer
 
 bench: setup ## Measure against FastStream, kills, split, memory; starts what it needs (15 minutes)
 	@$(BIN)/python -m bench
+
+bench-outbox: setup ## Measure relay and sync against a poller and a job queue (8 minutes)
+	@$(BIN)/python -m bench.outbox
 
 profile: setup ## Flame graph of a processor at work: make profile P=mailer
 	@$(BIN)/python -m bench.profiling $(or $(P),$(error say which processor: make profile P=mailer))

@@ -39,6 +39,11 @@ class Worker:
         """Whether it still runs."""
         return self._process.poll() is None
 
+    def wait(self) -> None:
+        """Until it has ended by itself. Raises SystemExit when it did not end well."""
+        if self._process.wait() != 0:
+            raise SystemExit(f"bench: {self.name} failed; see {WORK / self.name}.log")
+
     def kill(self) -> None:
         """kill -9 of the process and all that it started."""
         for member in machine.tree(self.pid):

@@ -231,7 +231,8 @@ class Rows:
         ids = recordset(self.dialect, parameter, "x", {"row_id": "bigint"})
         if self.dialect == "sqlite":
             return f"id IN (SELECT x.row_id FROM {ids})"
-        locked = f"SELECT l.id FROM {ids} JOIN {self.table.name} AS l ON l.id = x.row_id FOR UPDATE OF l SKIP LOCKED"
+        locked = f"""SELECT l.id FROM {self.table.name} AS l WHERE l.id = ANY(ARRAY(SELECT x.row_id FROM {ids}))
+            FOR UPDATE OF l SKIP LOCKED"""
         return f"id = ANY(ARRAY({locked}))"
 
     def _among(self, parameter: str) -> str:
