@@ -131,7 +131,7 @@ def _pair_table(runs: Runs) -> tuple[str, list[str], list[list[str]]]:
 
 
 def _kill_table(kills: Sequence[Mapping[str, Any]]) -> tuple[str, list[str], list[list[str]]]:
-    header = ["program", "server", "lost", "repeats of each kill", "more than twice", "rows that say so"]
+    header = ["program", "server", "lost", "repeats of each kill", "more than twice", "rows marked as in doubt"]
     rows = [
         [
             one["name"],
@@ -139,7 +139,7 @@ def _kill_table(kills: Sequence[Mapping[str, Any]]) -> tuple[str, list[str], lis
             str(one["lost"]),
             " ".join(map(str, one["repeats"])),
             str(one["thrice"]),
-            "-" if one["name"] == "FastStream" else f"{one['doubted']}, of all repeats" + _missing(one),
+            "-" if one["name"] == "FastStream" else f"{one['doubted']}, all repeats among them" + _missing(one),
         ]
         for one in kills
     ]
