@@ -50,6 +50,7 @@ class DueLetters:
     """See `relay.Due`. A letter is due until it was confirmed once; `reserve` repeats as well."""
 
     batch = BATCH
+    confirms = True
 
     def __init__(self, limits: Limits, dialect: Dialect) -> None:
         text = "queued_until::text" if dialect == "postgresql" else "queued_until"

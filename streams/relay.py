@@ -25,7 +25,7 @@ from streams.log import Log, Partition, Publisher, route
 from streams.message import Message
 from streams.processor import Limits, RowTable
 from streams.rows import Rows
-from streams.sql import Database, Row, Sql
+from streams.sql import Database, KeptDatabase, Row, Sql
 
 log = structlog.get_logger(__name__)
 
@@ -39,6 +39,11 @@ class Due(Protocol):
     @property
     def batch(self) -> int:
         """The most rows to reserve at once."""
+        ...
+
+    @property
+    def confirms(self) -> bool:
+        """Whether `confirm` has something to write."""
         ...
 
     async def reserve(self, sql: Sql, limit: int) -> list[Row]:
@@ -125,6 +130,7 @@ class Relay:
         self._metrics, self._step = metrics, step
         self._due = tail.due(limits, dialect(engine))
         self._database = Database(engine, limits.database_away)
+        self._kept = KeptDatabase(engine, limits.database_away)
         self._partitions: list[Partition] = []
         self._publishers: dict[int, Publisher] = {}
         self._wake = asyncio.Event()
@@ -154,15 +160,16 @@ class Relay:
                 task.cancel()
             for publisher in self._publishers.values():
                 await publisher.close()
+            await self._kept.close()
 
     async def turn(self) -> bool:
         """Reserve, commit, publish what is due now; True when a whole batch was due, so that there may be more."""
-        rows = await self._database.patiently(lambda sql: self._due.reserve(sql, self._due.batch))
+        rows = await self._kept.patiently(lambda sql: self._due.reserve(sql, self._due.batch))
         self._step("reserved")
         await self._publish(rows)
         if self._repeat_at <= (now := asyncio.get_running_loop().time()):
             self._repeat_at = now + self._limits.relay_poll  # no more often, however often it is woken
-            await self._publish(await self._database.patiently(self._repeat))
+            await self._publish(await self._kept.patiently(self._repeat))
         return len(rows) == self._due.batch
 
     async def _repeat(self, sql: Sql) -> list[Row]:
@@ -203,7 +210,8 @@ class Relay:
             await self._database.patiently(lambda sql: self._due.release(sql, rows))
             raise
         self._step("published")
-        await self._database.patiently(lambda sql: self._due.confirm(sql, rows))
+        if self._due.confirms:
+            await self._database.patiently(lambda sql: self._due.confirm(sql, rows))
         self._metrics.relayed(self.tail.stream, len(rows))
         log.info("relay.published", stream=self.tail.stream, partition=index, rows=len(rows))
 

@@ -54,6 +54,8 @@ class Recorded:
 class Rows:
     """The statements of one table, composed once."""
 
+    confirms = False
+
     def __init__(self, table: RowTable, limits: Limits, dialect: Dialect) -> None:
         self.table, self.limits, self.dialect = table, limits, dialect
         self.batch = limits.relay_batch

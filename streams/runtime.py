@@ -39,7 +39,7 @@ from streams.processor import Limits, NewRow, RowProcessor, RowRef, clock
 from streams.recorder import Recorder
 from streams.rows import Rows
 from streams.slots import Slots, Step, bare
-from streams.sql import Database, Row, Sql, storable
+from streams.sql import Database, KeptDatabase, Row, Sql, storable
 
 log = structlog.get_logger(__name__)
 
@@ -59,7 +59,8 @@ class Runtime:
     ) -> None:
         self.processor, self.limits = processor, limits
         self._log, self._metrics, self._step = source, metrics, step
-        self._database = Database(engine, limits.database_away)
+        self._engine, self._database = engine, Database(engine, limits.database_away)
+        self._planning: dict[Assignment, KeptDatabase] = {}
         self._rows = Rows(processor.table, limits, dialect(engine))
         self._assignments: list[Assignment] = []
         self._waiting: dict[Assignment, Waiting] = {}
@@ -81,6 +82,8 @@ class Runtime:
             await self._run(stop)
         finally:
             self._slots.cancel()
+            for database in self._planning.values():
+                await database.close()
 
     async def _run(self, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -106,6 +109,7 @@ class Runtime:
         )
         self._assignments.append(assignment)
         self._waiting[assignment] = Waiting(self._slots.roads)
+        self._planning[assignment] = KeptDatabase(self._engine, self.limits.database_away)
         return assignment
 
     async def _finish_all(self) -> None:
@@ -165,7 +169,8 @@ class Runtime:
         if not records:
             return
         entries = [assignment.enter(record) for record in records]
-        starts = await self._database.patiently(assignment.begin)
+        database = self._planning[assignment]
+        starts = await database.patiently(assignment.begin)
         self._step("taken")
         if starts > KILLS_ITS_READER + 1:
             self._lay_to_rest(
@@ -174,7 +179,7 @@ class Runtime:
             records, entries = records[1:], entries[1:]
         planned = await self._decode(assignment, records, entries)
         self._step("decoded")
-        await self._database.patiently(lambda sql: self._plan_safely(sql, assignment, planned))
+        await database.patiently(lambda sql: self._plan_safely(sql, assignment, planned))
         self._step("planned")
         self._inbox.wake()
 

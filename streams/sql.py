@@ -10,7 +10,7 @@ import re
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 import structlog
@@ -136,6 +136,45 @@ class Database:
             else:
                 self.answered()
                 return result
+
+
+class KeptDatabase(Database):
+    """The same for one task that asks again and again: its connection stays out of the pool between two calls.
+
+    That saves a ping before and a rollback after each call. A connection that an error has passed through is given
+    back or thrown away as always, and the next call opens another.
+    """
+
+    def __init__(self, engine: AsyncEngine, away_seconds: float) -> None:
+        super().__init__(engine, away_seconds)
+        self._kept: AsyncExitStack | None = None
+        self._sql: Sql | None = None
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Sql]:
+        """The kept connection; only one caller at a time. SQLite's cost nothing to put back."""
+        if dialect(self._engine) == "sqlite":
+            async with super().open() as mine:
+                yield mine
+            return
+        if self._kept is None or self._sql is None:
+            stack = AsyncExitStack()
+            self._sql = await stack.enter_async_context(super().open())
+            self._kept = stack
+        kept = self._kept
+        try:
+            yield self._sql
+        except BaseException as error:
+            self._kept = self._sql = None
+            await kept.__aexit__(type(error), error, error.__traceback__)
+            raise
+
+    async def close(self) -> None:
+        """Give it back."""
+        kept, self._kept, self._sql = self._kept, None, None
+        if kept is not None:
+            with suppress(Exception):  # it may have broken meanwhile; between two calls nothing of ours is under way
+                await kept.aclose()
 
 
 def storable(text: str, limit: int | None = None) -> str:
