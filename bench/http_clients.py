@@ -61,7 +61,7 @@ def _limits(flight: int) -> httpx.Limits:
 
 
 async def _by_client(client: httpx.AsyncClient, url: str, number: int) -> int:
-    return (await client.post(url, content=BODY, headers=headers(number))).status_code
+    return int((await client.post(url, content=BODY, headers=headers(number))).status_code)
 
 
 async def _by_transport(transport: httpx.AsyncBaseTransport, url: httpx.URL, number: int) -> int:
@@ -71,7 +71,7 @@ async def _by_transport(transport: httpx.AsyncBaseTransport, url: httpx.URL, num
         await response.aread()
     finally:
         await response.aclose()
-    return response.status_code
+    return int(response.status_code)
 
 
 @asynccontextmanager
