@@ -107,6 +107,8 @@ def serve(settings: Settings, names: Sequence[str]) -> ExitCode:
     health.add_check("processors", readiness.check)
 
     async def main(stop: asyncio.Event) -> None:
+        # said here and not before: from now on a signal is a stop, and not the end
+        log.info("process.started", processors=list(names), probes_port=probes.port)
         async with AsyncExitStack() as stack:
             label, database = f"afluente {' '.join(names)}", uses_database(names)
             opening = stack.enter_async_context(open_house(settings, label, metrics, database=database))
@@ -116,7 +118,6 @@ def serve(settings: Settings, names: Sequence[str]) -> ExitCode:
                     await run_processors(house, names, stop)
 
     with serve_probes(health, metrics.registry, settings.probes_host, settings.probes_port) as probes:
-        log.info("process.started", processors=list(names), probes_port=probes.port)
         return run_process(main, health=health, metrics=metrics, grace_seconds=settings.shutdown_grace_seconds)
 
 
