@@ -146,7 +146,7 @@ class Runtime:
 
     async def _room(self, assignment: Assignment) -> None:
         """Wait until the next turn is wanted: planned ahead while this one is sent, and memory stays bounded."""
-        ahead, behind = self._share() // 2, self._share() * 10
+        ahead, behind = self.limits.turn_records // 2, self.limits.turn_records * 10
 
         def room() -> bool:
             if assignment.isolated:
@@ -157,15 +157,9 @@ class Runtime:
 
         await self._recorder.until(room)
 
-    def _share(self) -> int:
-        """The most records of one turn: the limit is the process's, so its partitions share it, and memory does not
-        grow with their number."""
-        reading = sum(assignment.reading for assignment in self._assignments)
-        return max(1, self.limits.turn_records // max(1, reading))
-
     async def _turn(self, assignment: Assignment) -> None:
         """One turn up to the plan; acting and recording go on by themselves."""
-        records = assignment.take(1 if assignment.isolated else self._share())
+        records = assignment.take(1 if assignment.isolated else self.limits.turn_records)
         if not records:
             return
         entries = [assignment.enter(record) for record in records]
