@@ -48,7 +48,10 @@ async def load(sql: Sql, processor: str, partition: Partition) -> Position | Non
 
 
 async def create(sql: Sql, processor: str, partition: Partition, first: int) -> None:
-    """Begin at `first`; harmless when another replica was quicker."""
+    """Begin at `first`; harmless when another replica was quicker.
+
+    A pause holds for the processor, so a partition that begins after it begins paused, for the same reason.
+    """
     text = _CREATE.format(now=now(sql.dialect))
     await sql.fetch(text, processor, partition.stream, partition.index, first)
 
@@ -102,18 +105,20 @@ async def observe(sql: Sql, processor: str, partition: Partition, bounds: Bounds
     await sql.fetch(text, processor, partition.stream, partition.index, bounds.next)
 
 
-_REPLAY = """INSERT INTO processor_offsets
-    (processor, stream, partition, next_offset, epoch, paused, starts, updated_at)
-    VALUES ($1, $2, $3, $4, 1, false, 0, {now})
+_PAUSE = """EXISTS (SELECT 1 FROM processor_offsets WHERE processor = $1 AND paused),
+        (SELECT max(paused_reason) FROM processor_offsets WHERE processor = $1 AND paused)"""
+_REPLAY = f"""INSERT INTO processor_offsets
+    (processor, stream, partition, next_offset, epoch, paused, paused_reason, starts, updated_at)
+    VALUES ($1, $2, $3, $4, 1, {_PAUSE}, 0, {{now}})
     ON CONFLICT (processor, stream, partition) DO UPDATE SET next_offset = excluded.next_offset,
         epoch = processor_offsets.epoch + 1, halted_reason = NULL, last_id = NULL, last_timestamp_ms = NULL,
         starts = 0, updated_at = excluded.updated_at"""
 _KEY = "processor = $1 AND stream = $2 AND partition = $3"
 _LOAD = f"""SELECT next_offset, epoch, paused, paused_reason, halted_reason, starts, last_timestamp_ms
     FROM processor_offsets WHERE {_KEY}"""
-_CREATE = """INSERT INTO processor_offsets
-    (processor, stream, partition, next_offset, epoch, paused, starts, updated_at)
-    VALUES ($1, $2, $3, $4, 0, false, 0, {now}) ON CONFLICT DO NOTHING"""
+_CREATE = f"""INSERT INTO processor_offsets
+    (processor, stream, partition, next_offset, epoch, paused, paused_reason, starts, updated_at)
+    VALUES ($1, $2, $3, $4, 0, {_PAUSE}, 0, {{now}}) ON CONFLICT DO NOTHING"""
 _BEGIN = f"UPDATE processor_offsets SET starts = starts + 1 WHERE {_KEY} RETURNING starts"
 _BEGUN = f"UPDATE processor_offsets SET starts = $4 WHERE {_KEY}"
 _HALT = f"UPDATE processor_offsets SET halted_reason = $4 WHERE {_KEY} AND epoch = $5"

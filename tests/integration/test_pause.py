@@ -8,9 +8,16 @@ from tests.support.sites import Site
 
 
 async def set_paused(job: Job, paused: bool, processor: str = "mailer") -> None:
-    """As the command does."""
-    count = await _replay.set_paused(job.engine, processor, paused, "tests" if paused else None, "ana")
-    assert count == (3 if processor == "mailer" else 1)
+    """As the command does, once each partition has begun."""
+    partitions = 3 if processor == "mailer" else 1
+
+    async def all_have_begun() -> None:
+        job.check()
+        rows = await job.sql("SELECT 1 FROM processor_offsets WHERE processor = :p", p=processor)
+        assert len(rows) == partitions
+
+    await eventually(all_have_begun)
+    assert await _replay.set_paused(job.engine, processor, paused, "tests" if paused else None, "ana") == partitions
 
 
 async def sent_are_at_least(job: Job, count: int) -> None:

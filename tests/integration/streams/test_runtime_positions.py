@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from streams import offsets
@@ -201,6 +202,23 @@ async def test_a_pause_finishes_what_is_in_flight_and_a_resume_goes_on_exactly(s
         await stage.all_sent([*KEYS, "x"])
         await stage.offset_is(11)
     assert set(stage.processor.sent.values()) == {1}
+
+
+@pytest.mark.parametrize("how", ["begin", "replay"])
+async def test_a_partition_begins_paused_when_the_processor_is_paused(stage: Stage, how: str) -> None:
+    """A pause holds for the processor: a partition nobody had read yet is no way around it."""
+    known, unknown = Partition(STREAM, 1, f"{STREAM}-1"), Partition(STREAM, 0, f"{STREAM}-0")
+    async with driver_connection(stage.engine) as connection:
+        database = sql(connection, dialect(stage.engine))
+        await offsets.create(database, NAME, known, 0)
+        await stage.query("UPDATE processor_offsets SET paused = true, paused_reason = 'a test'")
+        place = offsets.create if how == "begin" else offsets.replay
+        await place(database, NAME, unknown, 5)
+        await offsets.create(database, "another", unknown, 5)
+        position, other = [await offsets.load(database, name, unknown) for name in (NAME, "another")]
+    assert position is not None and other is not None
+    assert (position.next_offset, position.paused, position.paused_reason) == (5, True, "a test")
+    assert (other.paused, other.paused_reason) == (False, None)
 
 
 async def test_a_paused_processor_stays_paused_when_it_is_started_anew(stage: Stage) -> None:
