@@ -114,6 +114,9 @@ class Settings(BaseSettings):
     )
     outbox_stream: Name = Field("outbox", description="Name of the super stream with a message per event")
     outbox_partitions: PositiveInt = Field(3, description="Its partitions, and so the most syncs that work at once")
+    repayment_requests_stream: Name = Field(
+        "repayment-requests", description="Name of the stream with a message per repayment that is asked for"
+    )
     dead_letters_stream: Name = Field("dead-letters", description="Name of the stream with what was given up")
     stream_max_age_seconds: PositiveInt = Field(
         7 * 24 * 3600, description="Retention by age: older segments are dropped"
