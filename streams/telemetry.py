@@ -14,7 +14,6 @@ import time
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-import sentry_sdk
 import structlog
 from prometheus_client import (
     CollectorRegistry,
@@ -25,14 +24,14 @@ from prometheus_client import (
     PlatformCollector,
     ProcessCollector,
 )
-from sentry_sdk.integrations.atexit import AtexitIntegration
-from sentry_sdk.types import Event, Hint
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from streams.errors import Retry, StreamsError
 from streams.masking import PERSONAL_KEYS, REMOVED, mask, mask_value
 
 if TYPE_CHECKING:
+    from sentry_sdk.types import Event, Hint
+
     from streams.assignment import Assignment
 
 LogFormat = Literal["auto", "console", "json"]
@@ -242,6 +241,9 @@ def init_sentry(dsn: str | None, environment: str, release: str) -> None:
     """
     if not dsn:
         return
+    import sentry_sdk  # noqa: PLC0415 - 5 MB, with an HTTP library, that nobody needs without a DSN
+    from sentry_sdk.integrations.atexit import AtexitIntegration  # noqa: PLC0415
+
     sentry_sdk.init(
         dsn,
         environment=environment,
@@ -282,14 +284,21 @@ def capture_crash(error: BaseException) -> None:
 
 def flush_reports() -> None:
     """Wait a bounded time for reports under way; for ends of a process that skip Python's own."""
-    sentry_sdk.flush(timeout=FLUSH_SECONDS)
+    if (sentry := _sentry()) is not None:
+        sentry.flush(timeout=FLUSH_SECONDS)
+
+
+def _sentry() -> Any:
+    """The SDK, if it was ever loaded and initialised."""
+    sentry = sys.modules.get("sentry_sdk")
+    return sentry if sentry is not None and sentry.is_initialized() else None
 
 
 def _capture(error: BaseException, tags: dict[str, str], fingerprint: list[str] | None) -> None:
-    if not sentry_sdk.is_initialized():
+    if (sentry := _sentry()) is None:
         return
     try:
-        with sentry_sdk.new_scope() as scope:
+        with sentry.new_scope() as scope:
             scope.fingerprint = fingerprint
             for name, value in tags.items():
                 scope.set_tag(name, value)
@@ -298,7 +307,7 @@ def _capture(error: BaseException, tags: dict[str, str], fingerprint: list[str] 
         structlog.get_logger(__name__).warning("sentry.not_reported", error=type(error).__name__)
 
 
-def scrub(event: Event, _hint: Hint) -> Event | None:
+def scrub(event: "Event", _hint: "Hint") -> "Event | None":
     """The event rebuilt from what is known to be harmless; what is not named here does not leave the process."""
     clean: dict[str, Any] = {name: value for name, value in event.items() if name in _KEPT}
     values = (event.get("exception") or {}).get("values") or []
