@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check static fmt up down migrate run bench bench-outbox profile clean
+.PHONY: help setup demo test check static fmt up browser down migrate run bench bench-outbox profile clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -17,7 +17,7 @@ setup: .venv/.stamp ## Make .venv with everything pinned in requirements.lock (q
 demo: setup ## See it work on this machine alone: 1,000 registrations, no services, no root
 	@$(BIN)/afluente demo
 
-test: static up ## Everything: what check does, and all tests against real services (one line of pytest at the end)
+test: static up browser ## Everything: what check does, and all tests against real services (one line of pytest at the end)
 	@$(BIN)/pytest tests
 
 check: static ## Format, lint, types, import contracts, unit and house tests (under a minute, no services)
@@ -34,6 +34,9 @@ fmt: setup ## Format the code and mend what ruff can mend
 
 up: setup ## Start RabbitMQ and PostgreSQL for development (may be repeated)
 	@scripts/services up
+
+browser: setup ## Install Chromium for the tests of the operators' page (quick when it is there)
+	@scripts/services browser
 
 down: ## End what `make up` started
 	@scripts/services down

@@ -7,6 +7,7 @@ from sqlalchemy import JSON, BigInteger, Boolean, CheckConstraint, Column, Index
 from sqlmodel import Field
 
 from models.base import NEVER_REUSED, BigId, Table
+from models.retrying import NotRetried, Why, why_not_retryable
 from models.times import UtcDateTime
 
 Status = Literal["pending", "sent", "failed"]
@@ -86,3 +87,14 @@ class EmailDispatch(Table, table=True):
     queued_until: datetime | None = Field(default=None, sa_column=Column(UtcDateTime))
     doubts: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))
     held: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=false()))
+
+    def retry(self, now: datetime) -> None:
+        """A person wants it tried again, from the first attempt on. Raises NotRetried, which names why not."""
+        why = self.not_retryable(now)
+        if why is not None:
+            raise NotRetried(f"e-mail {self.id} {why}: not retried")
+        self.status, self.attempts, self.error_message, self.next_attempt_at = "pending", 0, None, None
+
+    def not_retryable(self, now: datetime) -> Why | None:
+        """Why it cannot be retried at this time, None if it can."""
+        return why_not_retryable(self.status, self.held, self.lease_until, now)

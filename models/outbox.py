@@ -36,6 +36,7 @@ from sqlalchemy.types import TypeEngine
 from sqlmodel import Field
 
 from models.base import NEVER_REUSED, BigId, Table
+from models.retrying import NotRetried, Why, why_not_retryable
 from models.times import UtcDateTime, utc_now
 
 Status = Literal["pending", "sent", "failed"]
@@ -145,22 +146,12 @@ class OutboxEvent(Table, table=True):
             raise NotRetried(f"event {self.id} {why}: not retried")
         self.status, self.attempts, self.last_error, self.next_attempt_at = "pending", 0, None, None
 
-    def not_retryable(self, now: datetime) -> str | None:
+    def not_retryable(self, now: datetime) -> Why | None:
         """Why it cannot be retried at this time, None if it can."""
-        if self.status == "sent":
-            return "was sent"
-        if self.held:
-            return "is held"
-        if self.lease_until is not None and self.lease_until > now:
-            return "is in flight"
-        return None
+        return why_not_retryable(self.status, self.held, self.lease_until, now)
 
     def _clear_times(self) -> None:
         self.next_attempt_at = self.lease_until = self.queued_until = None
-
-
-class NotRetried(ValueError):
-    """The event is sent, held or in flight."""
 
 
 # ---- writing one

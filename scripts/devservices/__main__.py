@@ -19,6 +19,7 @@ scripts/services start-broker | stop-broker | restart-broker | kill-broker
 scripts/services start-postgres | stop-postgres | restart-postgres | kill-postgres
 scripts/services ctl ARGUMENTS...      rabbitmqctl against this broker
 scripts/services php                   PHP and php-amqplib, for the tests that publish as the publisher does
+scripts/services browser               Chromium, for the tests of the operators' page
 
 up       start what does not run yet, wait until everything answers (may be repeated)
 down     end what up started, and nothing else; the data stay
@@ -69,6 +70,7 @@ def _actions(services: list[Service]) -> dict[str, Callable[[], None]]:
         "up": partial(_up, services),
         "down": partial(_each, services, "down"),
         "php": debian.php_with_amqplib,
+        "browser": debian.chromium,
     }
     for service in services:
         actions[f"start-{service.name}"] = service.start

@@ -52,6 +52,15 @@ def php_with_amqplib() -> None:
     install("php-cli", "php-amqplib")
 
 
+def chromium() -> None:
+    """The browser of the tests in tests/browser, and a font for its pictures. Installs Debian's when there is none."""
+    if shutil.which("chromium"):
+        return
+    _need_root("Chromium")
+    _update()
+    install("chromium", "fonts-liberation")
+
+
 def install(*packages: str) -> None:
     """Install Debian packages without starting the services they bring along."""
     say(f"installing {' '.join(packages)}")

@@ -7,7 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from models.outbox import MAX_PAYLOAD_BYTES, InvalidEvent, NotRetried, OutboxEvent, add_event, encode
+from models.outbox import MAX_PAYLOAD_BYTES, InvalidEvent, OutboxEvent, add_event, encode
+from models.retrying import NotRetried
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
 NAME = "new_checkout.repayment_sync"
