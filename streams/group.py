@@ -1,7 +1,7 @@
 """What one commit of the recorder holds, and what follows from its result. Nothing here waits or writes."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from streams import recovery
@@ -26,6 +26,8 @@ class Work:
     lane: Lane
     outcome: Outcome | None = None
     error: Exception | None = None
+    done: Mapping[str, object] | None = None
+    """What the act returned, where that is for `Records.record`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +62,11 @@ class Group:
         """The records of which this group holds the outcome."""
         refused, dead = [c.entry for _, c in self.refused], [entry for _, entry, _ in self.dead]
         return [work.entry for work in self.finished] + refused + dead + [c.entry for _, c, _ in self.deferred]
+
+    @property
+    def done(self) -> list[Work]:
+        """Those whose outcome brings further rows with it."""
+        return [work for work in self.finished if work.done is not None]
 
     @property
     def outcomes(self) -> list[Outcome]:

@@ -8,7 +8,7 @@ publishes nor commits: they answer, the engine (`runtime.py`, `transforms.py`) d
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from streams.breaker import BreakerPolicy
 from streams.dead_letters import DeadLetter
@@ -155,7 +155,8 @@ class RowProcessor(Protocol):
         ...
 
     async def act(self, claim: Claim, gate: Gate) -> Mapping[str, object]:
-        """Bring it about, by `gate.deadline`. Return columns of `RowTable.stored` that changed (mostly none).
+        """Bring it about, by `gate.deadline`. Return columns of `RowTable.stored` that changed (mostly none), or what
+        `Records.record` needs.
 
         Raises Retry, Reject or LeaseOver; anything else counts as Retry.
         """
@@ -163,6 +164,20 @@ class RowProcessor(Protocol):
 
     async def probe(self) -> None:
         """Is the provider back? Raises anything when it is not. Touches no row."""
+        ...
+
+
+@runtime_checkable
+class Records(Protocol):
+    """A row processor whose done rows bring further rows with them, in the very transaction that records them."""
+
+    async def record(self, sql: Sql, done: Sequence[tuple[Claim, Mapping[str, object]]]) -> None:
+        """Write what belongs to these claims and what their acts returned; all of it commits with `sent`, or nothing.
+
+        Each row comes here once in its life: it is locked, and one that is sent already is left out. What is raised
+        (but for an absent database) rolls back and makes a failed attempt of that row alone; Retry and Reject mean
+        what they mean in an act.
+        """
         ...
 
 

@@ -8,18 +8,19 @@ the database is slow (docs/decisions/0015-one-recorder.md).
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import structlog
 
 from streams import recovery, telemetry
 from streams.assignment import Assignment
+from streams.database import is_away
 from streams.dead_letters import lay
-from streams.errors import Reject
-from streams.group import Group, letters, outcome_word, reason
+from streams.errors import Reject, Retry
+from streams.group import Group, Work, letters, outcome_word, reason
 from streams.lanes import Candidate, Waiting
-from streams.processor import clock
+from streams.processor import Claim, Records, clock
 from streams.rows import Recorded, Rows
 from streams.slots import Slots, bare
 from streams.sql import Database, Row, Sql
@@ -122,20 +123,22 @@ class Recorder:
         try:
             recorded = await self._commit_once(connection, group)
         except Exception as error:
-            if getattr(error, "sqlstate", None) != LOCK_NOT_AVAILABLE:
+            locked = getattr(error, "sqlstate", None) == LOCK_NOT_AVAILABLE
+            if not locked and (is_away(error) or not group.done):
                 raise
-            self._part(group)
+            self._part(group, "record.row_is_locked" if locked else "record.refused")
         else:
             self._step("recorded")
             self._database.answered()
             self._conclude(group, recorded)
 
-    def _part(self, group: Group) -> None:
-        """Somebody has locked a row of the group, or a position: record each outcome by itself, and go on meanwhile.
+    def _part(self, group: Group, why: str) -> None:
+        """Somebody has locked a row of the group, or a position, or what belongs to one cannot be written: record each
+        outcome by itself, and go on meanwhile.
 
         Only the locked one waits; its slot stays taken, and the offset stays before its record.
         """
-        log.warning("record.row_is_locked", processor=self.processor.name, outcomes=len(group.finished))
+        log.warning(why, processor=self.processor.name, outcomes=len(group.finished))
         parts = [Group(finished=[work], slots=1, started=group.started) for work in group.finished]
         if group.dead or group.refused or group.deferred:
             rest = Group(dead=group.dead, refused=group.refused, deferred=group.deferred, started=group.started)
@@ -160,7 +163,22 @@ class Recorder:
     async def _commit_waiting(self, sql: Sql, part: Group) -> Recorded:
         if sql.dialect == "postgresql":
             await sql.fetch("SET lock_timeout = 0")
+        try:
+            return await self._commit_once(sql, part)
+        except Exception as error:
+            if is_away(error) or not part.done:
+                raise
+            self._refuse(part.done[0], error)
         return await self._commit_once(sql, part)
+
+    def _refuse(self, work: Work, error: Exception) -> None:
+        """What belongs to this row cannot be written: an attempt that failed, though its act did not."""
+        # not the error's text: it quotes the row
+        log.error("record.refused", processor=self.processor.name, row_id=work.claim.row_id, error=type(error).__name__)
+        if not isinstance(error, Retry | Reject):
+            error = Retry(f"done, but what belongs to it could not be written: {type(error).__name__}")
+        work.done, work.error = None, error
+        work.outcome = self._slots.failure(work, error)
 
     def _requeue(self, claims: Sequence[tuple[Assignment, Candidate]]) -> None:
         """Put candidates back whose claim was not tried; those of a fenced partition are read again anyway."""
@@ -172,17 +190,33 @@ class Recorder:
     async def _commit_once(self, sql: Sql, group: Group) -> Recorded:
         advances, claims = [move for _, move, _ in group.advances], [c.row_id for _, c in group.claims]
         known = bare([c for _, c in group.claims])
-        plain = not (group.refused or group.dead or group.deferred) and all(o.sent for o in group.outcomes)
+        extra = bool(group.refused or group.dead or group.deferred or group.done)
+        plain = not extra and all(o.sent for o in group.outcomes)
         if sql.dialect == "postgresql" and plain:
             return await self._rows.record(sql, group.outcomes, advances, claims, known)
         async with sql.transaction():
             if group.deferred:
                 await self._rows.defer(sql, [(c.row_id, seconds) for _, c, seconds in group.deferred])
             exhausted = await self._rows.exhaust(sql, [c.row_id for _, c in group.refused])
+            if group.done:
+                await self._record_what_belongs_to(sql, group.done)
             recorded = await self._rows.record(sql, group.outcomes, advances, claims, known)
             recorded.failed.extend(exhausted)
             await lay(sql, [letter for _, _, letter in group.dead] + letters(group, recorded.failed, self.processor))
         return recorded
+
+    async def _record_what_belongs_to(self, sql: Sql, works: Sequence[Work]) -> None:
+        """Before the outcomes, and for no row that is sent already: whoever has it in hand, its rows are written once.
+
+        Of two claims of a row in one group the first counts.
+        """
+        unsent = await self._rows.lock_unsent(sql, [work.claim.row_id for work in works])
+        done: dict[int, tuple[Claim, Mapping[str, object]]] = {}
+        for work in works:
+            if work.claim.row_id in unsent and work.done is not None:
+                done.setdefault(work.claim.row_id, (work.claim, work.done))
+        if done and isinstance(self.processor, Records):
+            await self.processor.record(sql, list(done.values()))
 
     def _conclude(self, group: Group, recorded: Recorded) -> None:
         """The commit is done: slots are free, new claims start, final failures are reported."""

@@ -74,6 +74,7 @@ class Rows:
         self._fail = self._fail_text()
         self._defer = self._defer_text()
         self._sent = self._sent_text("$1")
+        self._unsent = self._unsent_text()
         self._group = self._group_text() if d == "postgresql" else ""
         self._reserve = self._reserve_text()
         self._expired = self._expired_text()
@@ -142,6 +143,10 @@ class Rows:
             await sql.fetch(self._sent, _json(sent))
         in_place = await offsets.advance(sql, advances)
         return Recorded(failed, in_place, await self.claim(sql, claims, bare) if in_place else [])
+
+    async def lock_unsent(self, sql: Sql, ids: Sequence[int]) -> set[int]:
+        """Lock these until the transaction ends; those that are there and not sent."""
+        return {row["id"] for row in await sql.fetch(self._unsent, _json([{"row_id": i} for i in ids]))}
 
     async def record_sent(self, sql: Sql, outcome: Outcome) -> None:
         """Rule 10 for one row alone, for when a person's lock on another row holds the group up."""
@@ -299,6 +304,13 @@ class Rows:
                 next_attempt_at = NULL, lease_until = NULL, queued_until = NULL, updated_at = {self._now}
             FROM {recordset(self.dialect, parameter, "x", columns)}
             WHERE t.id = x.row_id AND {self._among(parameter)} AND status IS DISTINCT FROM 'sent'"""
+
+    def _unsent_text(self) -> str:
+        """In the order of ids, so that two who lock the same rows do not wait for each other."""
+        ids = recordset(self.dialect, "$1", "x", {"row_id": "bigint"})
+        lock = "FOR UPDATE" if self.dialect == "postgresql" else ""
+        return f"""SELECT id FROM {self.table.name} WHERE id IN (SELECT x.row_id FROM {ids})
+            AND status IS DISTINCT FROM 'sent' ORDER BY id {lock}"""
 
     def _group_text(self) -> str:
         """Outcomes, offsets and claims in one statement: one round trip, and a commit of its own."""

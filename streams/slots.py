@@ -21,7 +21,7 @@ from streams.group import Inbox, Work
 from streams.lanes import Candidate, Lane, Lanes, Roads
 from streams.masking import mask
 from streams.pace import Pace
-from streams.processor import Claim, Gate, Limits, RowProcessor, clock
+from streams.processor import Claim, Gate, Limits, Records, RowProcessor, clock
 from streams.rows import Outcome
 from streams.sql import Row, storable
 
@@ -44,6 +44,7 @@ class Slots:
         lanes: Lanes | None,
     ) -> None:
         self.processor, self.limits = processor, limits
+        self._records = isinstance(processor, Records)
         self.inbox, self.step, self._metrics = inbox, step, metrics
         self.roads = Roads(lanes, limits.slots, limits.breaker)
         self.free = limits.slots
@@ -139,18 +140,22 @@ class Slots:
             # the act ends by its deadline itself; this is the net under it
             async with asyncio.timeout_at(gate.deadline + 1.0):
                 stored = await self.processor.act(claim, gate)
-            work.outcome = Outcome(claim.row_id, claim.claim_no, sent=True, stored=_stored(stored))
+            work.outcome = Outcome(claim.row_id, claim.claim_no, sent=True)
+            if self._records:
+                work.done = stored
+            else:
+                work.outcome.stored = _stored(stored)
         except LeaseOver as error:
             work.error = error
         except Exception as error:
             work.error = error
-            work.outcome = self._failure(work, error)
+            work.outcome = self.failure(work, error)
         self._metrics.act_seconds(self.processor.name, clock() - started)
         self._learn(work)
         self.step("acted")
         self.inbox.finished(work)
 
-    def _failure(self, work: Work, error: Exception) -> Outcome:
+    def failure(self, work: Work, error: Exception) -> Outcome:
         """Rules 11 to 13, for each number of attempts that the row may have by then: a person may have set it back."""
         if not isinstance(error, Retry | Reject):
             log.warning("act.unexpected_error", processor=self.processor.name, row_id=work.claim.row_id, exc_info=error)
