@@ -55,8 +55,29 @@ def _token(secret: SecretStr) -> SecretStr:
     return secret
 
 
+def _key(secret: SecretStr) -> SecretStr:
+    """What signs must not be guessed."""
+    if len(secret.get_secret_value().encode()) < 32:
+        raise ValueError("it must have at least 32 bytes")
+    return secret
+
+
+_USER = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}(:viewer)?:\$argon2id\$[\x21-\x7e]+")
+
+
+def _users(users: SecretStr) -> SecretStr:
+    """Who may sign in; the message shows none of them."""
+    entries = [entry.strip() for entry in users.get_secret_value().split(";") if entry.strip()]
+    wrong = [number for number, entry in enumerate(entries, 1) if not _USER.fullmatch(entry)]
+    if wrong or not entries:
+        raise ValueError(f"entry {wrong[0] if wrong else 1} must be name:hash or name:viewer:hash")
+    if len({entry.partition(":")[0] for entry in entries}) < len(entries):
+        raise ValueError("a name stands there twice")
+    return users
+
+
 def _numbers(value: object) -> object:
-    """A list as people write it in an environment: numbers with commas between them."""
+    """A list as people write it in an environment: numbers or words with commas between them."""
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
@@ -75,6 +96,9 @@ Address = Annotated[
 ApiUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$", max_length=500)]
 Token = Annotated[SecretStr, AfterValidator(_token)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_numbers)]
+SigningKey = Annotated[SecretStr, AfterValidator(_key)]
+Users = Annotated[SecretStr, AfterValidator(_users)]
 Seconds = Annotated[tuple[PositiveFloat, ...], NoDecode, BeforeValidator(_numbers), Field(min_length=1)]
 
 
@@ -232,6 +256,27 @@ class Settings(BaseSettings):
     mail_templates: DirectoryPath | None = Field(
         None, description="Folder of templates to use in place of the own ones"
     )
+
+    # admin
+    admin_host: Line = Field("127.0.0.1", description="Where the operators' page answers; a pod needs 0.0.0.0")
+    admin_port: Port = Field(8081, description="Its port; 0 takes any free one")
+    admin_secret_key: SigningKey | None = Field(
+        None, description="Signs sessions: at least 32 random characters (admin needs it); a new one ends all sessions"
+    )
+    admin_users: Users | None = Field(
+        None,
+        description="Who may sign in: name:hash, or name:viewer:hash for looking only, with ; between them "
+        "(admin needs it); `afluente admin hash-password` makes a hash",
+    )
+    admin_allowed_hosts: Words = Field(
+        ("localhost", "127.0.0.1"), description="The names under which browsers reach the page, with commas"
+    )
+    admin_trusted_proxies: Words = Field(
+        (), description="Addresses or networks of proxies whose X-Forwarded-For is believed, with commas; empty: none"
+    )
+    admin_cookie_secure: bool = Field(True, description="false only for plain http on this machine")
+    admin_idle_seconds: PositiveInt = Field(1800, description="A session without a click ends after so long")
+    admin_session_seconds: PositiveInt = Field(8 * 3600, description="Any session ends after so long")
 
     # process
     probes_host: Line = Field("127.0.0.1", description="Where probes and metrics answer; a pod needs 0.0.0.0")

@@ -1,0 +1,30 @@
+"""Passwords of the operators' page: hashed by the command line, checked by the page. Argon2id, as RFC 9106 has it."""
+
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError
+
+MIN_LENGTH = 12
+MAX_BYTES = 1024
+
+_HASHER = PasswordHasher()
+
+
+class WeakPassword(ValueError):
+    """A password that is refused; the text says why."""
+
+
+def hash_password(password: str) -> str:
+    """Its hash, for ADMIN_USERS. Raises WeakPassword."""
+    if len(password) < MIN_LENGTH:
+        raise WeakPassword(f"a password has at least {MIN_LENGTH} characters")
+    if len(password.encode()) > MAX_BYTES:
+        raise WeakPassword(f"a password has at most {MAX_BYTES} bytes")
+    return _HASHER.hash(password)
+
+
+def is_password(hashed: str, password: str) -> bool:
+    """Whether the password has this hash. Takes some 50 ms of a core and 64 MiB, on purpose."""
+    try:
+        return len(password.encode(errors="replace")) <= MAX_BYTES and _HASHER.verify(hashed, password)
+    except (VerificationError, InvalidHashError):
+        return False
