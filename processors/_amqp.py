@@ -8,22 +8,29 @@ a stream, and while a retry waits. Messages are plain data here. Not here: names
 """
 
 import asyncio
+import functools
 import logging
 import ssl
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import pika
-from pika import exceptions
-from pika.adapters.asyncio_connection import AsyncioConnection
-from pika.adapters.utils.connection_workflow import AMQPConnectorException
-
-from processors import _amqp_headers
-from processors._amqp_errors import AmqpLost, AmqpMissing, AmqpRefused, Unroutable, loss, lost_on_error, refusal
+from processors._amqp_errors import (
+    AmqpLost,
+    AmqpMissing,
+    AmqpRefused,
+    Unroutable,
+    connection_errors,
+    loss,
+    lost_on_error,
+    refusal,
+)
 from streams.errors import BadSettings
+
+if TYPE_CHECKING:
+    from pika.adapters.asyncio_connection import AsyncioConnection
 
 __all__ = ["AmqpLost", "AmqpMissing", "AmqpRefused", "Channel", "Connection", "Delivery", "Unroutable", "vhost"]
 
@@ -40,10 +47,20 @@ _PROPERTIES = (
     "expiration", "message_id", "timestamp", "type", "user_id", "app_id", "cluster_id",
 )  # fmt: skip
 
-_amqp_headers.install()
-
 # Every failure is raised and told in our words; pika would log each of them several times, at ERROR.
 logging.getLogger("pika").setLevel(logging.CRITICAL)
+
+
+@functools.cache
+def _pika() -> Any:
+    """pika with our reading of headers; loaded by the first who connects: 2 MB that no other process needs."""
+    import pika  # noqa: PLC0415
+    import pika.adapters.asyncio_connection  # noqa: PLC0415
+
+    from processors import _amqp_headers  # noqa: PLC0415
+
+    _amqp_headers.install()
+    return pika
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +83,7 @@ class Delivery:
 class Connection:
     """One connection to the broker, see `open`."""
 
-    def __init__(self, connection: AsyncioConnection, closed: "asyncio.Future[BaseException]") -> None:
+    def __init__(self, connection: "AsyncioConnection", closed: "asyncio.Future[BaseException]") -> None:
         self._connection, self._closed = connection, closed
 
     @classmethod
@@ -79,7 +96,8 @@ class Connection:
         loop = asyncio.get_running_loop()
         opened: asyncio.Future[None] = loop.create_future()
         closed: asyncio.Future[BaseException] = loop.create_future()
-        connection = AsyncioConnection(
+        pika = _pika()
+        connection = pika.adapters.asyncio_connection.AsyncioConnection(
             _parameters(url, label, ca_file),
             on_open_callback=lambda _: _resolve(opened, None),
             on_open_error_callback=lambda _, error: _resolve(opened, error=error),
@@ -88,7 +106,7 @@ class Connection:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await opened
-        except (exceptions.AMQPError, AMQPConnectorException, OSError, TimeoutError) as error:
+        except connection_errors() as error:
             raise refusal(error) from error
         except asyncio.CancelledError:
             _abandon(connection)
@@ -129,7 +147,7 @@ class Channel:
         await self._answer(opened)
         self._channel.add_on_return_callback(self._returned)
         self._channel.add_on_cancel_callback(lambda _: self._end(AmqpLost("the queue was deleted or has moved")))
-        self._channel.add_callback(lambda _: self._got(None), [pika.spec.Basic.GetEmpty], one_shot=False)
+        self._channel.add_callback(lambda _: self._got(None), [_pika().spec.Basic.GetEmpty], one_shot=False)
         await self._ask(lambda done: self._channel.confirm_delivery(self._confirmed, callback=done))
 
     async def close(self) -> None:
@@ -206,7 +224,7 @@ class Channel:
             self._confirm = asyncio.get_running_loop().create_future()
             with lost_on_error():
                 self._channel.basic_publish(
-                    exchange, routing_key, body, pika.BasicProperties(**properties), mandatory=True
+                    exchange, routing_key, body, _pika().BasicProperties(**properties), mandatory=True
                 )
             await self._answer(self._confirm, judge=loss)
 
@@ -229,7 +247,7 @@ class Channel:
         _resolve(self._confirm, error=Unroutable(f"no queue takes it: {method.reply_text}"))
 
     def _confirmed(self, frame: Any) -> None:
-        refused = isinstance(frame.method, pika.spec.Basic.Nack)
+        refused = isinstance(frame.method, _pika().spec.Basic.Nack)
         _resolve(self._confirm, None, error=AmqpLost("the broker could not store it") if refused else None)
 
     # ---- waiting
@@ -268,8 +286,8 @@ def _resolve(future: "asyncio.Future[Any]", result: Any = None, error: BaseExcep
         future.set_exception(error)
 
 
-def _abandon(connection: AsyncioConnection) -> None:
-    with suppress(exceptions.ConnectionWrongStateError):
+def _abandon(connection: "AsyncioConnection") -> None:
+    with suppress(_pika().exceptions.ConnectionWrongStateError):
         connection.close()
 
 
@@ -282,6 +300,7 @@ def vhost(url: str) -> str:
 
 
 def _parameters(url: str, label: str, ca_file: Path | None) -> Any:
+    pika = _pika()
     try:
         parameters = pika.URLParameters(url)
         if ca_file is not None and parameters.ssl_options is not None:

@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pika import exceptions
-
 from streams.errors import LogError, LogRefused
 
 
@@ -24,12 +22,22 @@ class Unroutable(AmqpLost):
     """A message came back: no queue takes it."""
 
 
-# ---- pika's errors
+# ---- pika's errors; it is imported where there is one, so that a process without AMQP need not hold it
+
+
+def connection_errors() -> tuple[type[Exception], ...]:
+    """All that says that a connection cannot be opened: pika's own, the system's, and the end of patience."""
+    from pika import exceptions  # noqa: PLC0415
+    from pika.adapters.utils.connection_workflow import AMQPConnectorException  # noqa: PLC0415
+
+    return exceptions.AMQPError, AMQPConnectorException, OSError, TimeoutError
 
 
 @contextmanager
 def lost_on_error() -> Iterator[None]:
     """What pika raises when it is told to write on something that is closed."""
+    from pika import exceptions  # noqa: PLC0415
+
     try:
         yield
     except (exceptions.AMQPConnectionError, exceptions.AMQPChannelError) as error:
@@ -43,7 +51,6 @@ def loss(reason: BaseException) -> AmqpLost:
     return lost
 
 
-_NO_LOGIN = (exceptions.ProbableAuthenticationError, exceptions.ProbableAccessDeniedError)
 _CODES = {403: AmqpRefused, 404: AmqpMissing, 405: AmqpRefused, 406: AmqpRefused, 530: AmqpRefused}
 """Reply codes of AMQP: access refused, not found, resource locked, precondition failed, not allowed."""
 
@@ -53,9 +60,12 @@ def refusal(error: BaseException) -> LogError | LogRefused:
 
     Only the broker's own word counts: a connection that is cut while it logs in looks like a wrong password to pika.
     """
+    from pika import exceptions  # noqa: PLC0415
+
+    no_login = (exceptions.ProbableAuthenticationError, exceptions.ProbableAccessDeniedError)
     errors = list(_chain(error))
     for inner in errors:
-        if isinstance(inner, _NO_LOGIN) and exceptions.ConnectionClosedByBroker.__name__ in str(inner):
+        if isinstance(inner, no_login) and exceptions.ConnectionClosedByBroker.__name__ in str(inner):
             return AmqpRefused(f"the broker lets nobody in: {inner}")
         if isinstance(inner, exceptions.ConnectionClosed | exceptions.ChannelClosed) and inner.reply_code in _CODES:
             return _CODES[inner.reply_code](text(inner))

@@ -172,6 +172,7 @@ def test_rejecting_is_safe_only_when_the_letter_is_certain_to_arrive(info: dict[
 
 def test_floats_are_whole_when_they_were_read_and_are_written() -> None:
     """pika alone would make 1 of 1.5, and raise on writing a float."""
+    _amqp_headers.install()
     pieces: list[bytes] = []
     data.encode_table(pieces, {"ratio": 1.5, "deep": {"list": [0.25, "a"]}})
     assert data.decode_table(b"".join(pieces), 0)[0] == {"ratio": 1.5, "deep": {"list": [0.25, "a"]}}
