@@ -14,6 +14,10 @@ DISPATCH_TYPE = "App\\Models\\EmailDispatch"
 """`auditable_type` of the rows of email_dispatches: the class that the old service audits."""
 EVENT_TYPE = "App\\Models\\OutboxEvent"
 """The same of outbox_events."""
+REQUEST_TYPE = "App\\Models\\RepaymentRequest"
+"""The same of repayment_requests."""
+PAYMENT_TYPE = "App\\Models\\Payment"
+"""The same of payments, whose audits the processor of repayments writes."""
 
 
 class Audit(Table, table=True):

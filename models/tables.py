@@ -7,6 +7,7 @@ from models.dead_letters import DeadLetter
 from models.dispatches import EmailDispatch
 from models.offsets import ProcessorOffset
 from models.outbox import OutboxEvent
+from models.repayments import Payment, PaymentInstallment, Repayment, RepaymentRequestRow
 
 metadata = Table.metadata
 
@@ -18,6 +19,10 @@ __all__ = [
     "ImportBatch",
     "ImportSlice",
     "OutboxEvent",
+    "Payment",
+    "PaymentInstallment",
     "ProcessorOffset",
+    "Repayment",
+    "RepaymentRequestRow",
     "metadata",
 ]

@@ -25,6 +25,7 @@ PARTIAL = {
     "ix_dead_letters_body_hash": "row_id IS NULL AND batch_id IS NULL",
     "ix_dead_letters_unpublished": "published_at IS NULL",
     "ix_outbox_events_due": "status = 'pending'",
+    "ix_repayment_requests_due": "status = 'pending'",
 }
 CHECKS = {
     "email_dispatches": {"ck_email_dispatches_status", "ck_email_dispatches_pending_never_sent_nor_held"},
@@ -34,9 +35,18 @@ CHECKS = {
         "ck_outbox_events_event_name",
         "ck_outbox_events_payload",
     },
+    "repayment_requests": {"ck_repayment_requests_status", "ck_repayment_requests_pending_never_sent_nor_held"},
+    "payments": {"ck_payments_status", "ck_payments_value"},
+    "installments": {"ck_installments_status", "ck_installments_value"},
 }
-VIEWS = ("failed_outbox_events", "failed_email_dispatches", "import_progress", "processor_lag")
-EXPRESSIONS = ("ix_email_dispatches_due", "ix_outbox_events_due")
+VIEWS = (
+    "failed_outbox_events",
+    "failed_email_dispatches",
+    "failed_repayment_requests",
+    "import_progress",
+    "processor_lag",
+)
+EXPRESSIONS = ("ix_email_dispatches_due", "ix_outbox_events_due", "ix_repayment_requests_due")
 
 
 async def differences(engine: AsyncEngine) -> list[object]:
