@@ -160,7 +160,7 @@ def _mailer(house: House) -> Runner:
 
 
 def _sync(house: House) -> Runner:
-    from processors.sync.sender import Sender as HttpSender  # noqa: PLC0415 - the HTTP client: 12 MB no other needs
+    from processors._http.sender import Sender as HttpSender  # noqa: PLC0415 - the HTTP client: 12 MB no other needs
 
     s = house.settings
     sender = HttpSender(s.outbox_ca_file)

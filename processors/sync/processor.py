@@ -1,7 +1,7 @@
 """The sync: a committed event becomes one HTTP request to the system that must hear of it.
 
 plan finds the row, act asks the event's dispatcher for a request and has it sent. When an event may be sent, and how
-its outcome is kept, is the engine's; what is sent where is `dispatchers/`; how it is sent is `sender.py`.
+its outcome is kept, is the engine's; what is sent where is `dispatchers/`; how it is sent is `processors/_http`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,12 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from models.outbox import DUE, TRACEPARENT
+from processors._http import errors
+from processors._http.answer import Answer, SendFailed
+from processors._http.request import RequestDescription
 from processors._settings import Settings
-from processors.sync import errors
-from processors.sync.answer import Answer, SendFailed
 from processors.sync.dispatchers import DISPATCHERS
-from processors.sync.request import Dispatcher, NotConfigured, RequestDescription
+from processors.sync.request import Dispatcher, NotConfigured
 from streams.errors import Reject, Retry
 from streams.lanes import Lanes
 from streams.message import Message
@@ -22,7 +23,7 @@ from streams.processor import Claim, Gate, NewRow, RowRef, RowTable
 from streams.sql import Row, Sql
 
 if TYPE_CHECKING:
-    from processors.sync.sender import Sender
+    from processors._http.sender import Sender
 
 NAME = "sync"
 EVENT = "outbox.event"

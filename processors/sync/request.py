@@ -1,28 +1,11 @@
-"""What a dispatcher says of a request: pure data, which the sender executes by the same rules for all."""
+"""What a dispatcher is, and what it says when settings are missing."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from processors._http.request import RequestDescription
 from processors._settings import Settings
-
-
-def is_2xx(status: int) -> bool:
-    """What counts as success unless a dispatcher says otherwise."""
-    return 200 <= status < 300
-
-
-@dataclass(frozen=True, slots=True)
-class RequestDescription:
-    """One request. `timeout` bounds the whole exchange, in seconds; `secrets` are never shown in an error."""
-
-    method: str
-    url: str
-    headers: Mapping[str, str]
-    body: bytes
-    timeout: float
-    success: Callable[[int], bool] = is_2xx
-    secrets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from typing import cast
 import pytest
 from sqlalchemy.exc import DBAPIError
 
+from processors._http.request import RequestDescription
 from processors._settings import Settings
 from processors.sync.dispatchers import DISPATCHERS
-from processors.sync.request import Dispatcher, RequestDescription
+from processors.sync.request import Dispatcher
 from streams.exit_codes import ExitCode
 from streams.testing import eventually
 from tests.support.command import afluente

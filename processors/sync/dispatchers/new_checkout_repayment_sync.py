@@ -3,8 +3,9 @@
 The receiver deduplicates on `repayment.reference` and answers a repeat with 200: that is success.
 """
 
+from processors._http.request import RequestDescription
 from processors._settings import Settings
-from processors.sync.request import Dispatcher, RequestDescription, required
+from processors.sync.request import Dispatcher, required
 
 PATH = "/v1/sync/repayments"
 

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from processors._http.request import RequestDescription
 from processors._settings import Settings
 from processors.sync.dispatchers import DISPATCHERS
-from processors.sync.request import NotConfigured, RequestDescription
+from processors.sync.request import NotConfigured
 
 EVENT = "new_checkout.repayment_sync"
 PAYLOAD = '{"repayment": {"reference": "r-1", "amount": 10.10}, "name": "Conceição"}'

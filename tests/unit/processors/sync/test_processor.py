@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from processors._http.answer import Answer, SendFailed
+from processors._http.request import RequestDescription
+from processors._http.sender import Sender
 from processors._settings import Settings
 from processors.sync import processor as sync
-from processors.sync.answer import Answer, SendFailed
-from processors.sync.request import Dispatcher, RequestDescription
-from processors.sync.sender import Sender
+from processors.sync.request import Dispatcher
 from streams.errors import LeaseOver, Reject, Retry
 from streams.message import Message
 from streams.processor import Claim, Gate, RowRef, clock

@@ -1,12 +1,12 @@
-"""What an event's last_error says: enough for a person to act, without secrets and personal data. Pure."""
+"""What a row's last_error says of a request: enough for a person to act, without secrets and personal data. Pure."""
 
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from processors.sync.answer import Answer
-from processors.sync.request import RequestDescription
+from processors._http.answer import Answer
+from processors._http.request import RequestDescription
 from streams.masking import PERSONAL_KEYS, mask
 
 MAX_RETRY_AFTER = 900.0

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from processors.sync.request import RequestDescription
-from processors.sync.sender import MAX_BODY, Answer, Sender, SendFailed
+from processors._http.request import MAX_BODY, RequestDescription
+from processors._http.sender import Answer, Sender, SendFailed
 from streams.errors import LeaseOver
 from streams.testing import eventually
 from tests.support.receiver import Receiver, Reply
@@ -108,6 +108,32 @@ async def test_a_second_break_is_a_failure(sender: Sender) -> None:
         await send(sender, receiver)
         error = await failure(sender, receiver)
     assert (error.fault, error.in_doubt, len(receiver.requests)) == ("disconnected", True, 3)
+
+
+async def test_request_that_may_not_be_repeated_goes_out_once_on_its_own_connection(sender: Sender) -> None:
+    """A charge is made at most once for each attempt, also where a kept connection has just been closed."""
+    broken = iter([Reply(), Reply(raw=b""), Reply()])
+    async with Receiver(lambda request: next(broken)) as receiver:
+        await send(sender, receiver)
+        error = await failure(sender, receiver, repeatable=False)
+        receiver.drop()
+        assert (await send(sender, receiver, repeatable=False)).status == 201
+    assert (error.fault, error.in_doubt) == ("disconnected", True)
+    assert [request.connection for request in receiver.requests] == [1, 2, 3]
+
+
+async def test_request_without_a_body_sends_none(sender: Sender) -> None:
+    """Some receivers refuse a GET that has one."""
+    async with Receiver() as receiver:
+        await send(sender, receiver, method="GET", body=b"", headers={})
+    [request] = receiver.requests
+    assert (request.method, request.body, request.headers.get("content-length")) == ("GET", b"", None)
+
+
+async def test_more_of_a_body_is_read_when_the_request_wants_it(sender: Sender) -> None:
+    """A list is longer than an error."""
+    async with Receiver(lambda request: Reply(200, b"x" * 100_000)) as receiver:
+        assert len((await send(sender, receiver, max_body=200_000)).text) == 100_000
 
 
 async def test_new_connection_that_breaks_is_a_failure_at_once(sender: Sender) -> None:

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from processors.sync import errors
-from processors.sync.request import RequestDescription
-from processors.sync.sender import Answer
+from processors._http import errors
+from processors._http.answer import Answer
+from processors._http.request import RequestDescription
 
 NOW = datetime(2026, 11, 30, 12, 0, 0, tzinfo=UTC)
 

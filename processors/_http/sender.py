@@ -1,10 +1,11 @@
 """Executes a described request: the only file that knows the HTTP client, and the place where its rules live once.
 
-A total time-out over all phases; no redirects; certificates verified; of an answer's body at most 2 kB are read.
+A total time-out over all phases; no redirects; certificates verified; of an answer's body only a beginning is read.
 Connections are kept. A kept one that the server has closed meanwhile breaks before any byte of an answer comes: then,
 and only then, the request goes out once more, on a new connection, as the same attempt with the same Idempotency-Key.
+A request that may not be repeated goes out on a new connection, once.
 
-aiohttp, and not httpx: docs/decisions/0019-aiohttp-as-the-http-client.md. Not here: what becomes of the event.
+aiohttp, and not httpx: docs/decisions/0019-aiohttp-as-the-http-client.md. Not here: what becomes of the row.
 """
 
 import asyncio
@@ -17,13 +18,10 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from processors.sync.answer import Answer, SendFailed
-from processors.sync.request import RequestDescription
+from processors._http.answer import Answer, SendFailed
+from processors._http.request import RequestDescription
 
 __all__ = ["Answer", "SendFailed", "Sender"]
-
-MAX_BODY = 2048
-"""Bytes of an answer that are read; a connection with more on it is closed."""
 
 KEEPALIVE_SECONDS = 30.0
 
@@ -80,6 +78,9 @@ class Sender:
     ) -> Answer:
         await gate.wait()
         gate.check()
+        if not what.repeatable:
+            async with self._session() as fresh:
+                return await _exchange(fresh, what, headers, progress)
         if self._kept is None:
             self._kept = self._session()
         try:
@@ -109,9 +110,14 @@ async def _exchange(
 ) -> Answer:
     try:
         async with session.request(
-            what.method, what.url, headers=headers, data=what.body, allow_redirects=False, trace_request_ctx=progress
+            what.method,
+            what.url,
+            headers=headers,
+            data=what.body or None,
+            allow_redirects=False,
+            trace_request_ctx=progress,
         ) as answer:
-            text = (await _beginning(answer.content)).decode("utf-8", "replace")
+            text = (await _beginning(answer.content, what.max_body)).decode("utf-8", "replace")
             return Answer(answer.status, text, answer.headers.get("Location"), answer.headers.get("Retry-After"))
     except aiohttp.ClientConnectorError:
         raise
@@ -123,11 +129,11 @@ async def _exchange(
         raise _Broken(str(error)) from error
 
 
-async def _beginning(content: aiohttp.StreamReader) -> bytes:
+async def _beginning(content: aiohttp.StreamReader, most: int) -> bytes:
     """The first bytes of a body. What is longer is left unread, and the connection is closed."""
-    body = await content.read(MAX_BODY)
-    while len(body) < MAX_BODY and not content.at_eof():
-        body += await content.read(MAX_BODY - len(body))
+    body = await content.read(most)
+    while len(body) < most and not content.at_eof():
+        body += await content.read(most - len(body))
     return body
 
 
