@@ -9,6 +9,7 @@ from streams.errors import Reject, Retry
 from streams.processor import Claim, Gate
 from streams.sql import Sql
 from streams.testing import MemoryLog
+from tests.support.databases import from_now
 from tests.support.engine import Scripted, Stage, first, hint, running
 
 KEYS = [f"k{n}" for n in range(10)]
@@ -130,7 +131,8 @@ async def test_second_sent_writes_nothing_when_two_claims_of_a_row_end_well(stag
         await stage.begun("a")
         await stage.until(lambda: _is(len(stage.processor.claims), 1))
         row = await stage.row("a")
-        await stage.query("UPDATE email_dispatches SET lease_until = created_at WHERE id = :id", id=row["id"])
+        past = from_now(stage.engine, -1)
+        await stage.query(f"UPDATE email_dispatches SET lease_until = {past} WHERE id = :id", id=row["id"])
         await stage.publish(hint(row["id"]))
         await stage.status("a", "sent")
         late.set()
