@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from models.slices import InvalidImport
 from processors import (
+    _cli_admin,
     _cli_dead_letters,
     _cli_dlq,
     _cli_outbox,
@@ -51,6 +52,7 @@ app.add_typer(_cli_topology.app, name="topology")
 app.add_typer(_cli_dlq.app, name="dlq")
 app.add_typer(_cli_dead_letters.app, name="dead-letters")
 app.add_typer(_cli_outbox.app, name="outbox")
+app.add_typer(_cli_admin.app, name="admin")
 
 
 def main() -> None:

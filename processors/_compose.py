@@ -12,7 +12,7 @@ from typing import Protocol
 from pydantic import SecretStr
 
 from models.registration import MAILABLE
-from processors import intake, outbox_relay
+from processors import admin, intake, outbox_relay
 from processors._amqp import Connection, vhost
 from processors._house import House, outbox_limits
 from processors._management import Management
@@ -170,6 +170,13 @@ def _sync(house: House) -> Runner:
     return _Connected(Runtime(processor, house.log, house.engine, limits, house.metrics, lanes=lanes), sender)
 
 
+def _admin(house: House) -> Runner:
+    from processors.admin.office import open_office  # noqa: PLC0415 - a web server that no other needs
+    from processors.admin.server import Admin  # noqa: PLC0415
+
+    return Admin(open_office(house.settings, house.engine, house.log))
+
+
 def _smtp_config(settings: Settings) -> smtp.SmtpConfig:
     s = settings
     return smtp.SmtpConfig(
@@ -210,6 +217,8 @@ class Entry:
     """Settings that have no default and that only this one requires."""
     database: bool = True
     """Whether it uses the database at all; if not, it works while the database is away."""
+    log: bool = True
+    """Whether it needs the log from its start on; if not, it opens it when it first needs it."""
     optional: bool = False
     """Left out of "all" where what it needs is not set."""
 
@@ -231,6 +240,7 @@ PROCESSORS: dict[str, Entry] = {
     ),
     sync.NAME: Entry(_sync, (outbox_spec,), reads=lambda settings: settings.outbox_stream),
     outbox_relay.NAME: Entry(_outbox_relay, (recipients_spec, outbox_spec, dead_letters_spec)),
+    admin.NAME: Entry(_admin, (), needs=("ADMIN_SECRET_KEY", "ADMIN_USERS"), log=False, optional=True),
 }
 """Every processor by its name: that of its Deployment, and of its label in metrics."""
 
@@ -252,6 +262,11 @@ def all_names(settings: Settings) -> list[str]:
 def uses_database(names: Iterable[str]) -> bool:
     """Whether any of these processors uses the database."""
     return any(PROCESSORS[name].database for name in names)
+
+
+def uses_log(names: Iterable[str]) -> bool:
+    """Whether any of these processors needs the log all the time."""
+    return any(PROCESSORS[name].log for name in names)
 
 
 def streams(settings: Settings) -> list[StreamSpec]:

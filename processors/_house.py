@@ -95,11 +95,12 @@ def connect_log(settings: Settings, label: str) -> Log:
 
 @asynccontextmanager
 async def open_house(
-    settings: Settings, label: str, metrics: Metrics, *, database: bool = True
+    settings: Settings, label: str, metrics: Metrics, *, database: bool = True, needs_log: bool = True
 ) -> AsyncIterator[House]:
     """Everything opened that processors share, closed again at the end of the block.
 
     Waits for a database or a log that does not answer yet; without `database` nothing here uses one, and nobody asks.
+    Without `needs_log` it is not opened: whoever wants it opens it.
     Raises BadSettings, DatabaseAway, NotMigrated, LogError and LogRefused.
     """
     engine = connect(settings.database_url.get_secret_value(), label, pool_size=10)
@@ -107,7 +108,8 @@ async def open_house(
     try:
         if database:
             await _check_database(engine, limits(settings).database_away)
-        await _open_patiently(source)
+        if needs_log:
+            await _open_patiently(source)
         yield House(settings, source, engine, metrics)
     finally:
         await source.close()

@@ -11,7 +11,7 @@ import structlog
 from sqlalchemy import select
 
 from models.tables import ProcessorOffset
-from processors._compose import PROCESSORS, Runner, uses_database
+from processors._compose import PROCESSORS, Runner, uses_database, uses_log
 from processors._house import House, open_house
 from processors._settings import Settings
 from streams import telemetry
@@ -71,7 +71,7 @@ class Readiness:
 
 async def unready(house: House, names: Sequence[str]) -> list[str]:
     """Why this process cannot do its work at the moment; nothing when it can. The schema was looked at before."""
-    reasons = [] if house.log.connected else ["the log is not connected"]
+    reasons = ["the log is not connected"] if uses_log(names) and not house.log.connected else []
     reasons += [why for check in house.checks.values() if (why := check()) is not None]
     if not uses_database(names):
         return reasons
@@ -110,8 +110,8 @@ def serve(settings: Settings, names: Sequence[str]) -> ExitCode:
         # said here and not before: from now on a signal is a stop, and not the end
         log.info("process.started", processors=list(names), probes_port=probes.port)
         async with AsyncExitStack() as stack:
-            label, database = f"afluente {' '.join(names)}", uses_database(names)
-            opening = stack.enter_async_context(open_house(settings, label, metrics, database=database))
+            needs = {"database": uses_database(names), "needs_log": uses_log(names)}
+            opening = stack.enter_async_context(open_house(settings, f"afluente {' '.join(names)}", metrics, **needs))
             house = await _unless(stop, opening)
             if house is not None:
                 async with _meanwhile(readiness.watch(house, names)):

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import RowMapping, func, or_, select, text
+from sqlalchemy import RowMapping, bindparam, func, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from models.tables import DeadLetter, EmailDispatch, OutboxEvent, ProcessorOffset
+from models.tables import DeadLetter, EmailDispatch, ImportBatch, OutboxEvent, ProcessorOffset
 from models.times import UtcDateTime, utc_now
 from streams.errors import LogError, LogRefused, StreamMissing
 from streams.log import Log, Partition
@@ -193,7 +193,7 @@ async def _doubts(connection: AsyncConnection) -> tuple[int, int]:
 
 
 _BATCHES = text("""
-WITH shown AS (SELECT * FROM import_batches ORDER BY updated_at DESC, batch_id LIMIT :batches),
+WITH shown AS (SELECT * FROM import_batches WHERE batch_id IN :ids),
     mails AS (
         SELECT batch_id, batch_index, status, held FROM email_dispatches
         WHERE batch_id IN (SELECT batch_id FROM shown)),
@@ -219,12 +219,19 @@ SELECT s.batch_id, s.total, s.times_received, s.created_at,
 FROM shown AS s LEFT JOIN outcomes AS o ON o.batch_id = s.batch_id
 GROUP BY s.batch_id, s.total, s.times_received, s.created_at, s.updated_at
 ORDER BY s.updated_at DESC, s.batch_id
-""").columns(created_at=UtcDateTime())
+""").columns(created_at=UtcDateTime()).bindparams(bindparam("ids", expanding=True))
 """One statement, so that all numbers are of the same moment. An item that has a row is counted by its row alone."""
 
 
 async def _batches(connection: AsyncConnection, batches: int) -> list[BatchStatus]:
-    return [_batch(row) for row in (await connection.execute(_BATCHES, {"batches": batches})).mappings()]
+    batch = ImportBatch.__table__.c  # type: ignore[attr-defined]
+    newest = select(batch.batch_id).order_by(batch.updated_at.desc(), batch.batch_id).limit(batches)
+    return await batches_of(connection, (await connection.scalars(newest)).all())
+
+
+async def batches_of(connection: AsyncConnection, ids: Sequence[str]) -> list[BatchStatus]:
+    """What became of these batches, the last one touched first."""
+    return [_batch(row) for row in (await connection.execute(_BATCHES, {"ids": list(ids)})).mappings()]
 
 
 def _batch(row: RowMapping) -> BatchStatus:

@@ -37,6 +37,8 @@ class Filter:
     older: float | None = None
     newer: float | None = None
     open_only: bool = True
+    before: int | None = None
+    """Letters with a smaller id."""
 
 
 class Letters:
@@ -162,6 +164,8 @@ class Letters:
         for sign, age in (("<=", wanted.older), (">=", wanted.newer)):
             if age is not None:
                 conditions.append(f"l.created_at {sign} {later(self._sql.dialect, str(-age))}")
+        if wanted.before is not None:
+            add("l.id < {}", wanted.before)
         if wanted.ids:
             conditions.append(f"l.id IN ({', '.join(str(int(n)) for n in wanted.ids)})")
         if wanted.open_only:
