@@ -14,15 +14,18 @@ from pydantic import SecretStr
 from models.registration import MAILABLE
 from processors import admin, intake, outbox_relay
 from processors._amqp import Connection, vhost
-from processors._house import House, outbox_limits
+from processors._house import House, outbox_limits, repayments_limits
 from processors._management import Management
 from processors._queues import Queues
+from processors._repayment_request import requests_spec
 from processors._settings import Settings
 from processors.mailer import processor as mailer
 from processors.mailer import smtp
 from processors.mailer.mail import Frame, Sender
 from processors.mailer.mailable import load_mailable
 from processors.outbox_relay import OutboxRelay, Pruner
+from processors.repayments import processor as repayments
+from processors.repayments.gateway import Gateway
 from processors.splitter import processor as splitter
 from processors.sync import processor as sync
 from streams.dead_letter_tail import DeadLetterTail
@@ -115,6 +118,7 @@ def _outbox_relay(house: House) -> Runner:
     sources: list[Source] = [
         Tail(mailer.TABLE, s.recipients_stream, mailer.NAME, mailer.retry_message),
         Tail(sync.TABLE, s.outbox_stream, sync.NAME, sync.event_message),
+        Tail(repayments.TABLE, s.repayment_requests_stream, repayments.NAME, repayments.retry_message),
         DeadLetterTail(s.dead_letters_stream),
     ]
     days = s.outbox_retention_days
@@ -175,6 +179,19 @@ def _admin(house: House) -> Runner:
     from processors.admin.server import Admin  # noqa: PLC0415
 
     return Admin(open_office(house.settings, house.engine, house.log))
+
+
+def _repayments(house: House) -> Runner:
+    from processors._http.sender import Sender as HttpSender  # noqa: PLC0415 - as above
+
+    s = house.settings.require("ASAAS_API_URL", "ASAAS_API_TOKEN")
+    sender = HttpSender(s.asaas_ca_file)
+    token = s.asaas_api_token or SecretStr("")
+    gateway = Gateway(sender, s.asaas_api_url or "", token.get_secret_value(), s.asaas_timeout, repayments.AGENT)
+    limits = repayments_limits(s)
+    processor = repayments.Repayments(s.repayment_requests_stream, gateway, house.engine, limits.database_away)
+    lanes = processor.lanes(limits.slots)
+    return _Connected(Runtime(processor, house.log, house.engine, limits, house.metrics, lanes=lanes), sender)
 
 
 def _smtp_config(settings: Settings) -> smtp.SmtpConfig:
@@ -239,7 +256,14 @@ PROCESSORS: dict[str, Entry] = {
         needs=("SMTP_HOST", "MAIL_FROM"),
     ),
     sync.NAME: Entry(_sync, (outbox_spec,), reads=lambda settings: settings.outbox_stream),
-    outbox_relay.NAME: Entry(_outbox_relay, (recipients_spec, outbox_spec, dead_letters_spec)),
+    repayments.NAME: Entry(
+        _repayments,
+        (requests_spec,),
+        reads=lambda settings: settings.repayment_requests_stream,
+        needs=("ASAAS_API_URL", "ASAAS_API_TOKEN"),
+        optional=True,
+    ),
+    outbox_relay.NAME: Entry(_outbox_relay, (recipients_spec, outbox_spec, requests_spec, dead_letters_spec)),
     admin.NAME: Entry(_admin, (), needs=("ADMIN_SECRET_KEY", "ADMIN_USERS"), log=False, optional=True),
 }
 """Every processor by its name: that of its Deployment, and of its label in metrics."""

@@ -83,6 +83,19 @@ def outbox_limits(settings: Settings) -> Limits:
     )
 
 
+def repayments_limits(settings: Settings) -> Limits:
+    """The same for repayments: few at once, and never held, for who tries again looks at the gateway first."""
+    s = settings
+    return replace(
+        limits(s),
+        slots=s.repayments_slots,
+        in_doubt=s.repayments_slots,
+        recovery=RecoveryPolicy(s.max_attempts, s.backoff_seconds, s.backoff_jitter),
+        reply_timeout=s.asaas_timeout,
+        rate_per_second=None,
+    )
+
+
 def connect_log(settings: Settings, label: str) -> Log:
     """The log of LOG_URL, not opened yet. `label` is what a broker shows of this connection."""
     return open_log(

@@ -228,6 +228,19 @@ class Settings(BaseSettings):
     )
     new_checkout_api_token: Token | None = Field(None, description="Its bearer token")
 
+    # repayments
+    asaas_api_url: ApiUrl | None = Field(
+        None, description="The payment gateway's API (repayments needs it): https://api.asaas.com or its sandbox"
+    )
+    asaas_api_token: Token | None = Field(None, description="Its access token")
+    asaas_timeout_seconds: PositiveFloat | None = Field(
+        None, description="Bound of one request to it; empty: a third of an act, at most 10"
+    )
+    asaas_ca_file: FilePath | None = Field(
+        None, description="Certificates that its own is checked against; empty: this machine's own"
+    )
+    repayments_slots: PositiveInt = Field(4, description="How many repayments of one process are brought about at once")
+
     # SMTP
     smtp_host: Line | None = Field(None, description="The mail server (the mailer needs it)")
     smtp_port: Port = Field(587, description="Its port")
@@ -320,6 +333,11 @@ class Settings(BaseSettings):
         return self.outbox_act_timeout + self.commit_allowance_seconds + self.clock_step_seconds
 
     @property
+    def asaas_timeout(self) -> float:
+        """Seconds that one request to the payment gateway may take; an act makes several."""
+        return self.asaas_timeout_seconds or min(10.0, self.act_timeout_seconds / 3)
+
+    @property
     def in_doubt(self) -> int:
         """How many mails of this process may be between their final dot and their commit."""
         return min(self.in_doubt_limit or self.slots, self.slots)
@@ -367,6 +385,9 @@ def check_lease(settings: Settings) -> None:
     if s.reply_timeout > s.act_timeout_seconds:
         values = f"{s.reply_timeout:g} > {s.act_timeout_seconds:g}"
         broken.append(f"REPLY_TIMEOUT_SECONDS <= ACT_TIMEOUT_SECONDS does not hold: {values}")
+    if s.asaas_timeout > s.act_timeout_seconds:
+        values = f"{s.asaas_timeout:g} > {s.act_timeout_seconds:g}"
+        broken.append(f"ASAAS_TIMEOUT_SECONDS <= ACT_TIMEOUT_SECONDS does not hold: {values}")
     if broken:
         raise BadSettings(_report(broken))
 
