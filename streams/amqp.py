@@ -82,6 +82,27 @@ def read(data: bytes) -> tuple[dict[str, Scalar], bytes]:
         raise Undecodable("a property's text is not UTF-8") from None
 
 
+_MAP_HEAD, _DATA_HEAD = b"\x00\x53\x74\xd1", b"\x00\x53\x75\xb0"
+
+
+def split(data: bytes, first: bytes) -> tuple[str, bytes, int, bytes] | None:
+    """Of a message as `write` makes it whose first property has this key and a short text: that text, the bytes of the
+    other properties, how many keys and values the map counts, and the body. None for any other message: `read` it.
+    """
+    at = 12 + len(first)
+    if data[:4] != _MAP_HEAD or data[12 : at + 1] != first + b"\xa1" or len(data) < at + 2:
+        return None
+    size, count = _TWO_U32.unpack_from(data, 4)
+    end, rest = 8 + size, at + 2 + data[at + 1]
+    body = data[end + 8 :]
+    if rest > end or not body or data[end : end + 8] != _DATA_HEAD + _U32.pack(len(body)):
+        return None
+    try:
+        return data[at + 2 : rest].decode(), data[rest:end], count, body
+    except UnicodeDecodeError:
+        return None
+
+
 def _read(data: bytes) -> tuple[dict[str, Scalar], bytes]:
     properties: dict[str, Scalar] | None = None
     body: list[bytes] = []
@@ -240,5 +261,5 @@ def integer(value: int) -> bytes:
 
 def write(properties: bytes, count: int, body: bytes) -> bytes:
     """A whole message of `count` properties, keys and values encoded one after the other, and one data section."""
-    head = b"\x00\x53\x74\xd1" + _TWO_U32.pack(len(properties) + 4, 2 * count)
-    return b"".join((head, properties, b"\x00\x53\x75\xb0", _U32.pack(len(body)), body))
+    head = _MAP_HEAD + _TWO_U32.pack(len(properties) + 4, 2 * count)
+    return b"".join((head, properties, _DATA_HEAD, _U32.pack(len(body)), body))

@@ -8,6 +8,7 @@ and one data section. What the body means is its reader's business. A record's o
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from struct import error as StructError  # noqa: N812 - reads as the class it is
 
 from streams import amqp
 from streams.errors import Undecodable
@@ -17,6 +18,8 @@ DEFAULT_TYPE = "import"
 
 _OWN = ("id", "type", "version", "attempt")
 _ID = amqp.key("id")
+_MAX_COMMON = 1024
+"""Bytes of properties that are kept to know them again; longer ones are read each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,24 @@ def decode(data: bytes) -> Message:
     Properties that are missing take the values of a publisher that knows none: id "", type "import", version 1,
     attempt 1. Properties of other types than text and integers (also booleans and times) are left out.
     """
-    properties, body = amqp.read(data)
+    if (parts := amqp.split(data, _ID)) is not None:
+        message_id, rest, count, body = parts
+        if len(rest) <= _MAX_COMMON and (known := _common(rest, count)) is not None:
+            return Message(message_id, known.type, known.version, known.attempt, body, known.headers)
+    return _decode(*amqp.read(data))
+
+
+@lru_cache(maxsize=256)
+def _common(rest: bytes, count: int) -> Message | None:
+    """What the messages of a whole import have in common, read once: all properties but the id. None: read each."""
+    try:
+        properties, body = amqp.read(amqp.write(rest, count // 2 - 1, b"-"))
+        return None if count % 2 or "id" in properties else _decode(properties, body)
+    except (Undecodable, StructError):
+        return None
+
+
+def _decode(properties: dict[str, amqp.Scalar], body: bytes) -> Message:
     if not body:
         raise Undecodable("the message has no body")
     message_id = properties.pop("id", "")

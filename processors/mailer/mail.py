@@ -130,10 +130,10 @@ def _part(subtype: bytes) -> bytes:
 
 def _base64(text: str) -> bytes:
     """A body: line ends as CRLF, which RFC 2045 wants before the encoding, in lines of 76."""
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    data = text.replace("\n", "\r\n").encode("utf-8", "replace").translate(None, _CONTROLS)
-    encoded = binascii.b2a_base64(data, newline=False)
+    data = text.encode("utf-8", "replace").translate(None, _CONTROLS)
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    encoded = binascii.b2a_base64(data.replace(b"\n", b"\r\n"), newline=False)
     return b"\r\n".join(_lines(len(encoded))(encoded))
 
 
@@ -157,7 +157,9 @@ def _date(second: int) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def _subject(subject: str) -> bytes:
-    subject = _BLANKS.sub(" ", subject).strip()
+    if not subject.isprintable() or "  " in subject:
+        subject = _BLANKS.sub(" ", subject)
+    subject = subject.strip()
     if subject.isascii() and len(subject) <= _MAX_SHORT and "=?" not in subject:
         return subject.encode("ascii")
     return _encoded_words(subject).encode("ascii")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rstream import AMQPMessage, Properties, amqp_decoder
 from rstream._pyamqp.message import Header  # type: ignore[attr-defined]
 
+from streams import amqp
 from streams.errors import Undecodable
 from streams.message import Message, decode
 
@@ -149,6 +150,22 @@ def test_every_cut_is_undecodable_when_a_message_is_truncated() -> None:
     for end in range(len(whole)):
         with pytest.raises(Undecodable):
             decode(whole[:end])
+
+
+def test_the_short_way_reads_what_the_long_way_reads_when_any_byte_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of our own form are read with what their properties have in common; no byte may make that matter."""
+    whole = SIMPLE.encode()
+    damaged = [whole[:at] + bytes([new]) + whole[at + 1 :] for at in range(len(whole)) for new in (0, 1, 0xA1, 0xFF)]
+    short = [_outcome(data) for data in damaged]
+    monkeypatch.setattr(amqp, "split", lambda data, first: None)
+    assert short == [_outcome(data) for data in damaged]
+
+
+def _outcome(data: bytes) -> Message | str:
+    try:
+        return decode(data)
+    except Undecodable as error:
+        return str(error)
 
 
 def test_the_reason_quotes_nothing_when_bytes_are_undecodable() -> None:
