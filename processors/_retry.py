@@ -15,9 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import load_only
 from sqlmodel.ext.asyncio.session import AsyncSession
 
-from models.audits import DISPATCH_TYPE, EVENT_TYPE
+from models.audits import DISPATCH_TYPE, EVENT_TYPE, REQUEST_TYPE
 from models.retrying import Why
-from models.tables import Audit, EmailDispatch, OutboxEvent
+from models.tables import Audit, EmailDispatch, OutboxEvent, RepaymentRequestRow
 from models.times import utc_now
 from processors._audit import who
 
@@ -29,17 +29,20 @@ LOCK_NOT_AVAILABLE = "55P03"
 Refusal = Why | Literal["is waiting already", "is locked by somebody", "does not exist"]
 
 
+Retryable = OutboxEvent | EmailDispatch | RepaymentRequestRow
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A table whose rows people retry, as the audit and a sentence name them."""
+    """A table whose rows people retry, and its name in the audit."""
 
-    model: type[OutboxEvent] | type[EmailDispatch]
+    model: type[Retryable]
     audited: str
-    word: str
 
 
-EVENTS = Kind(OutboxEvent, EVENT_TYPE, "event")
-EMAILS = Kind(EmailDispatch, DISPATCH_TYPE, "e-mail")
+EVENTS = Kind(OutboxEvent, EVENT_TYPE)
+EMAILS = Kind(EmailDispatch, DISPATCH_TYPE)
+REQUESTS = Kind(RepaymentRequestRow, REQUEST_TYPE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,7 @@ def _select(wanted: Wanted, after: int, room: int) -> Select[Any]:
     return rows.where(meant, *wanted.conditions).execution_options(populate_existing=True)
 
 
-def _why_not(row: OutboxEvent | EmailDispatch, wanted: Wanted, now: datetime) -> Refusal | None:
+def _why_not(row: Retryable, wanted: Wanted, now: datetime) -> Refusal | None:
     why = row.not_retryable(now)
     if why is None and wanted.failed_only and row.status != "failed":
         return "is waiting already"

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from processors.admin import pages_login, pages_rows, pages_state
+from processors.admin import pages_login, pages_repayments, pages_rows, pages_state
 from processors.admin.access import Endpoint, asks, changes, looks
 from processors.admin.guard import AccessLog, SameOrigin, SecurityHeaders
 from processors.admin.looking import TooSlow
@@ -50,6 +50,8 @@ def _routes() -> list[BaseRoute]:
         _get("/letters", looks(pages_state.letters)),
         _get("/letters/{id:int}", looks(pages_state.letter)),
         _get("/positions", looks(pages_state.positions)),
+        _get("/requests/new", looks(pages_repayments.ask)),
+        _post("/requests/new", changes(pages_repayments.send)),
         _post("/emails/search", asks(pages_rows.search_address)),
         *(route for what in LISTS.values() for route in _of_rows(what)),
         _get("/login", pages_login.ask),

@@ -136,5 +136,6 @@ def _templates() -> Environment:
         "REFUSALS": words.REFUSALS,
         "LETTER_STATES": words.LETTER_STATES,
         "REASONS": words.REASONS,
+        "PAYMENT_STATES": words.PAYMENT_STATES,
     }
     return environment

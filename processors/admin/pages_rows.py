@@ -73,9 +73,10 @@ async def _detail(what: List, visit: Visit) -> Response:
     async with look(visit.office.engine) as connection:
         now = await clock(connection)
         found = await rows.one(connection, what, visit.number("id"), now)
+        made = await rows.repayment(connection, visit.number("id")) if what is rows.REQUEST_LIST else None
     if found is None:
         raise HTTPException(404)
-    return visit.page(f"{what.path.removesuffix('s')}.html", what=what, found=found, now=now)
+    return visit.page(f"{what.path.removesuffix('s')}.html", what=what, found=found, made=made, now=now)
 
 
 # ---- retrying

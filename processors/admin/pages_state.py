@@ -10,6 +10,7 @@ from starlette.responses import Response
 from processors.admin import state
 from processors.admin.looking import TooSlow, clock, look
 from processors.admin.office import Visit
+from processors.admin.words import several
 
 _HEX = re.compile(r"[0-9a-f]{0,64}")
 
@@ -35,18 +36,26 @@ async def overview(visit: Visit) -> Response:
         letters = None
     found = [*_of_rows(counts), *_of_positions(positions)]
     if letters:
-        found.append(Attention(f"{sum(row['letters'] for row in letters)} mensagens mortas em aberto", "/letters"))
+        open_now = sum(row["letters"] for row in letters)
+        found.append(Attention(several(open_now, "mensagem morta", "mensagens mortas") + " em aberto", "/letters"))
     return visit.page("overview.html", now=now, counts=counts, positions=positions, letters=letters, attention=found)
+
+
+_NAMES = {
+    "events": ("evento", "eventos"),
+    "emails": ("e-mail", "e-mails"),
+    "requests": ("pedido de reparcelamento", "pedidos de reparcelamento"),
+}
 
 
 def _of_rows(counts: list[state.Counts]) -> list[Attention]:
     found = []
     for one in counts:
-        name = {"events": "eventos", "emails": "e-mails", "requests": "pedidos de reparcelamento"}[one.what.path]
+        path, names = one.what.path, _NAMES[one.what.path]
         if failed := one.states["failed"]:
-            found.append(Attention(f"{failed} {name}: tentativas esgotadas", f"/{one.what.path}?state=failed", True))
+            found.append(Attention(f"{several(failed, *names)} sem tentativas", f"/{path}?state=failed", True))
         if held := one.states["held"]:
-            found.append(Attention(f"{held} {name}: retidos, alguém decide", f"/{one.what.path}?state=held", True))
+            found.append(Attention(f"{several(held, *names)} à espera de decisão", f"/{path}?state=held", True))
     return found
 
 

@@ -13,8 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from models.audits import Audit
 from models.dead_letters import DeadLetter
+from models.repayments import Payment, PaymentInstallment, Repayment
 from models.times import utc_now
-from processors._retry import EMAILS, EVENTS, Kind
+from processors._retry import EMAILS, EVENTS, REQUESTS, Kind
 from processors.admin.filters import Filter
 from processors.admin.words import state_of
 
@@ -44,7 +45,8 @@ EVENT_LIST = List("events", EVENTS, (*_BOTH, "event_name", "last_error"), "last_
 EMAIL_LIST = List(
     "emails", EMAILS, (*_BOTH, "to", "subject", "batch_id", "batch_index", "error_message"), "error_message"
 )
-LISTS = {one.path: one for one in (EVENT_LIST, EMAIL_LIST)}
+REQUEST_LIST = List("requests", REQUESTS, (*_BOTH, "reference", "original_payment_id", "last_error"), "last_error")
+LISTS = {one.path: one for one in (EVENT_LIST, EMAIL_LIST, REQUEST_LIST)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def meets(what: List, wanted: Filter) -> list[ColumnElement[bool]]:
         conditions.append(columns.batch_id == wanted.batch if whole else columns.batch_id.like(f"{wanted.batch}%"))
     if wanted.text:
         conditions.append(_finds(what, wanted.text))
-    if (wanted.since or wanted.until) and not wanted.state and what is EVENT_LIST:
+    if (wanted.since or wanted.until) and not wanted.state and what is not EMAIL_LIST:
         # always true, and the only way to the index (status, created_at)
         conditions.append(columns.status.in_(("pending", "sent", "failed")))
     if wanted.begins is not None:
@@ -123,13 +125,14 @@ def is_in(what: List, state: str) -> ColumnElement[bool]:
 
 
 def _finds(what: List, text: str) -> ColumnElement[bool]:
-    """The number of a row; else what its payload says, or the key, the message id or the start of the error text."""
+    """The number of a row, or what its payload or reference says; of an e-mail its key, message id or error."""
     c = what.columns
     number: ColumnElement[bool] | None = (
         c.id == int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
     )
-    if what is EVENT_LIST:
-        inside: ColumnElement[bool] = cast(c.payload, Text).contains(text, autoescape=True)
+    if what is not EMAIL_LIST:
+        where = cast(c.payload, Text) if what is EVENT_LIST else c.reference
+        inside: ColumnElement[bool] = where.contains(text, autoescape=True)
         return inside if number is None else or_(number, inside)
     if number is not None:
         return number
@@ -197,3 +200,26 @@ async def letters(connection: AsyncConnection, what: List, row_id: int) -> Seque
 
 def _state(row: Row, now: datetime) -> str:
     return state_of(row["status"], row["held"], row["lease_until"], now)
+
+
+async def repayment(connection: AsyncConnection, request_id: int) -> Row | None:
+    """What came of a request: the new payment and, if there was one, the payment that it replaces."""
+    r = Repayment.__table__.c  # type: ignore[attr-defined]
+    found = (await connection.execute(select(*r).where(r.request_id == request_id))).mappings().first()
+    if found is None:
+        return None
+    return {
+        **found,
+        "payment": await _payment(connection, found["payment_id"]),
+        "original": await _payment(connection, found["original_payment_id"]),
+    }
+
+
+async def _payment(connection: AsyncConnection, payment_id: int | None) -> Row | None:
+    """A payment with its installments."""
+    p, i = Payment.__table__.c, PaymentInstallment.__table__.c  # type: ignore[attr-defined]
+    found = (await connection.execute(select(*p).where(p.id == payment_id))).mappings().first()
+    if found is None:
+        return None
+    parts = await connection.execute(select(*i).where(i.payment_id == payment_id).order_by(i.number))
+    return {**found, "installments": [dict(part) for part in parts.mappings()]}

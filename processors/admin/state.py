@@ -16,7 +16,7 @@ from processors._redrive import TABLES
 from processors._status import BatchStatus, batches_of
 from processors.admin import rows
 from processors.admin.looking import LOOK_SECONDS, TooSlow
-from processors.admin.rows import EMAIL_LIST, EVENT_LIST, List
+from processors.admin.rows import LISTS, List
 from streams.database import dialect, driver_connection
 from streams.redrive import Filter, Letters
 from streams.sql import sql
@@ -52,8 +52,8 @@ async def counts(connection: AsyncConnection, what: List) -> Counts:
 
 
 async def all_counts(connection: AsyncConnection) -> list[Counts]:
-    """Of both tables."""
-    return [await counts(connection, what) for what in (EVENT_LIST, EMAIL_LIST)]
+    """Of all tables that people retry."""
+    return [await counts(connection, what) for what in LISTS.values()]
 
 
 # ---- positions

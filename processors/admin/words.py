@@ -59,6 +59,15 @@ REASONS = {
 }
 
 
+PAYMENT_STATES = {
+    "open": "em aberto",
+    "overdue": "vencido",
+    "paid": "pago",
+    "cancelled": "cancelado",
+    "renegotiated": "reparcelado",
+}
+
+
 def state_of(status: str | None, held: bool, lease_until: datetime | None, now: datetime) -> str:
     """A key of STATES."""
     if status is None:
@@ -98,6 +107,11 @@ def ago(at: datetime | None, now: datetime) -> str:
 def number(value: int | None) -> str:
     """With dots between thousands."""
     return "—" if value is None else f"{value:,}".replace(",", ".")
+
+
+def several(count: int, one: str, more: str) -> str:
+    """A number and what it counts."""
+    return f"{number(count)} {one if count == 1 else more}"
 
 
 def money(value: Decimal | None) -> str:

@@ -1,5 +1,7 @@
 // Convenience only: without it every page works. Tick all rows of a page, and say on the button how many are ticked.
 "use strict";
+document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+
 const all = document.querySelector("[data-tick-all]");
 const button = document.querySelector("[data-ticked]");
 const ticks = [...document.querySelectorAll('.tick input[name="id"]')];
