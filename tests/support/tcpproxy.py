@@ -7,21 +7,49 @@ from types import TracebackType
 from typing import Self
 
 
+class Quota:
+    """How many bytes a connection carries to the target before it is held back: so that a fault meets work half done."""
+
+    def __init__(self) -> None:
+        self._limit: int | None = None
+        self._lifted = asyncio.Event()
+
+    def set(self, limit: int) -> None:
+        """Hold back whatever a connection is to carry beyond this."""
+        self._limit = limit
+        self._lifted.clear()
+
+    def lift(self) -> None:
+        """Let everything pass again."""
+        self._limit = None
+        self._lifted.set()
+
+    async def admits(self, carried: int) -> None:
+        """Wait until so many bytes may have been carried."""
+        if self._limit is not None and carried > self._limit:
+            await self._lifted.wait()
+
+
 class _Link:
     """One connection through the proxy: two sockets, and in each direction a gate that may be shut."""
 
-    def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
+    def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter, quota: "Quota") -> None:
         self.near = near
         self.far = far
+        self.quota = quota
         self.up = asyncio.Event()
         self.down = asyncio.Event()
         self.up.set()
         self.down.set()
+        self.carried_up = 0
 
     async def pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event) -> None:
         try:
             while data := await reader.read(65536):
                 await gate.wait()
+                if gate is self.up:
+                    self.carried_up += len(data)
+                    await self.quota.admits(self.carried_up)
                 writer.write(data)
                 await writer.drain()
             writer.close()
@@ -44,6 +72,7 @@ class TcpProxy:
         self.port = 0
         self.refusing = False
         """While true, a new connection is reset at once."""
+        self.quota = Quota()
         self._target = port
         self._links: set[_Link] = set()
         self._pumps: set[asyncio.Task[None]] = set()
@@ -111,7 +140,7 @@ class TcpProxy:
         except OSError:
             near.transport.abort()
             return
-        link = _Link(near, far)
+        link = _Link(near, far, self.quota)
         self._links.add(link)
         pumps = {
             asyncio.create_task(link.pump(reader, far, link.up)),
