@@ -113,7 +113,8 @@ async def program(name: str, db: database.Database, to: Receiver) -> AsyncIterat
         for worker in started:
             await asyncio.to_thread(worker.stop)
         if name == PRODUCT:
-            for stream, partitions in ((f"{db.name}-outbox", 3), (f"{db.name}-recipients", 1), (f"{db.name}-dead", 0)):
+            streams = {"outbox": 3, "recipients": 1, "requests": 0, "dead": 0}
+            for stream, partitions in ((f"{db.name}-{name}", count) for name, count in streams.items()):
                 await feeds.delete(stream, partitions)
 
 
@@ -144,6 +145,7 @@ def product_settings(db: database.Database, to: Receiver) -> dict[str, str]:
         "OUTBOX_STREAM": f"{db.name}-outbox",
         "RECIPIENTS_STREAM": f"{db.name}-recipients",
         "RECIPIENTS_PARTITIONS": "1",
+        "REPAYMENT_REQUESTS_STREAM": f"{db.name}-requests",
         "DEAD_LETTERS_STREAM": f"{db.name}-dead",
         "NEW_CHECKOUT_API_URL": to.url,
         "NEW_CHECKOUT_API_TOKEN": TOKEN,

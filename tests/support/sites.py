@@ -55,6 +55,7 @@ class Site:
             "RECIPIENTS_STREAM": f"{self.name}-recipients",
             "OUTBOX_STREAM": f"{self.name}-outbox",
             "OUTBOX_PARTITIONS": 1,
+            "REPAYMENT_REQUESTS_STREAM": f"{self.name}-repayment-requests",
             "DEAD_LETTERS_STREAM": f"{self.name}-dead-letters",
             **SHORT_TIMES,
             "SMTP_HOST": sink.host,
@@ -75,7 +76,7 @@ def _new_site(kind: Kind, migrated: Migrated, folder: Path, services: Services |
         yield site
         if services is not None:
             management = Management(services)
-            for stream in ("imports", "recipients", "outbox", "dead-letters"):
+            for stream in ("imports", "recipients", "outbox", "repayment-requests", "dead-letters"):
                 asyncio.run(management.delete(f"{site.name}-{stream}"))
 
 
