@@ -41,6 +41,7 @@ async def stopped(job: Job) -> int:
 async def test_each_is_mailed_once_when_paused_in_the_middle_by_a_person(site: Site, sink: Sink) -> None:
     """Nothing goes out meanwhile, over a restart as well; then the rest does, and nobody twice."""
     total = 600
+    sink.script("dot", delay=0.02)  # so that the pause meets it in the middle on any machine
     async with Job(site, sink, SLOTS=4, TURN_RECORDS=50) as job:
         await job.publish(people(total))
         await eventually(lambda: sent_are_at_least(job, 150))
@@ -61,6 +62,7 @@ async def test_each_is_mailed_once_when_paused_in_the_middle_by_a_person(site: S
 async def test_each_is_mailed_once_when_an_error_stops_everything_in_the_middle(site: Site, sink: Sink) -> None:
     """The mail server goes away: nothing more is claimed, no attempt is used up, and it goes on by itself."""
     total = 300
+    sink.script("dot", delay=0.01)
     async with Job(site, sink, SLOTS=4, BREAKER_THRESHOLD=4, MAX_ATTEMPTS=5) as job:
         await job.publish(people(total))
         await eventually(lambda: sent_are_at_least(job, 80))
