@@ -92,6 +92,8 @@ class Assignment:
         self.fenced = False
         self.isolated = 0
         """How many records are still to be read one by one, after starts without progress."""
+        self._counted_at: int | None = None
+        """Where the offset stood when this start was counted; None before its first turn."""
         self.bounds: Bounds | None = None
         self._readable = asyncio.Event()
         self._expected_ms: int | None = None
@@ -144,9 +146,10 @@ class Assignment:
             return None
         p = self.partition
         was, era = self.window.next_offset, self.position.epoch
-        return Advance(
-            self.processor, p.stream, p.index, was, last.offset + 1, era, last.record_id, last.timestamp_ms
-        ), last
+        moved = Advance(
+            self.processor, p.stream, p.index, was, last.offset + 1, era, last.record_id, last.timestamp_ms, self._begun
+        )
+        return moved, last
 
     def fence(self, event: str = "position.moved_by_someone_else") -> None:
         """The saved row is not where we left it: claim nothing more, finish what is in flight, then load anew."""
@@ -155,15 +158,46 @@ class Assignment:
             self.fenced = True
             self._changed(self)
 
+    # A record that kills its reader in decode or plan leaves nothing behind but a start that has not moved the offset.
+    # So a start is counted once, before its first turn, and no longer when the offset moves (`advance` carries it
+    # along) or when all was finished in order. No write for each turn: where the offset moves, each start is nearer to
+    # the record that kills, and ends there; where it does not move, each start counts, however many turns were planned
+    # before that record. What is not counted is the death in a later turn than the first, so it may take one more.
+    # Who reads alone counts each record and takes it back with its plan: what kills in act is no matter of this.
+
+    @property
+    def counts(self) -> bool:
+        """Whether the next turn is to be counted with `begin`."""
+        return self.isolated > 0 or self._counted_at is None
+
     async def begin(self, sql: Sql) -> int:
         """Records were taken: count this start; returns how many have made no progress. See `KILLS_ITS_READER`."""
+        self._counted_at = self.window.next_offset
         return await offsets.begin(sql, self.processor, self.partition)
 
     async def begun(self, sql: Sql) -> None:
-        """Plan has committed: this start made progress."""
+        """The plan of a record that is read alone is committed, or about to be: it does not kill its reader."""
         if self.isolated:
             self.isolated -= 1
-        await offsets.begun(sql, self.processor, self.partition, KILLS_ITS_READER if self.isolated else 0)
+            await self._not_counted(sql)
+
+    async def ended(self) -> None:
+        """All is finished in order: a start that has not moved the offset is no sign of anything."""
+        if self._counted_at != self.window.next_offset or self.isolated or self.fenced:
+            return
+        self._counted_at = None
+        try:
+            async with self._open_sql() as sql:
+                await self._not_counted(sql)
+        except Exception as error:  # no reason to stay; at worst records are read one by one for a while
+            log.warning("position.start_stays_counted", stream=self.partition.name, error=type(error).__name__)
+
+    @property
+    def _begun(self) -> int:
+        return KILLS_ITS_READER if self.isolated else 0
+
+    async def _not_counted(self, sql: Sql) -> None:
+        await offsets.begun(sql, self.processor, self.partition, self._begun)
 
     async def look(self) -> None:
         """Compare the saved row with ours: a replay, a pause or a resume is noticed without a restart."""
@@ -233,6 +267,7 @@ class Assignment:
     def _adopt(self, position: Position) -> None:
         self.position, self.window = position, Window(position.next_offset)
         self.fenced, self.active, self._skip_to, self._expected_ms = False, True, position.next_offset, None
+        self._counted_at = None
         self.isolated = ISOLATED_RECORDS if position.starts >= KILLS_ITS_READER else 0
         if self.isolated:
             log.error("partition.reads_one_by_one", stream=self.partition.name, starts_without_progress=position.starts)

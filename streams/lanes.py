@@ -102,12 +102,31 @@ class Roads:
     slots: int
     policy: BreakerPolicy
     known: dict[str, Lane] = field(default_factory=dict)
+    held: int = 0
+    """Rows that are being claimed and whose lane nobody knows yet: they count as busy in each."""
+
+    def hold(self, rows: int) -> bool:
+        """Keep room for so many rows, whichever lanes they turn out to belong to; False where a lane has too little."""
+        width = self.slots if self.lanes is None else self.lanes.width
+        if rows > width or any(lane.breaker.is_open or lane.busy + rows > width for lane in self.known.values()):
+            return False
+        self._hold(rows)
+        return True
+
+    def release(self, rows: int) -> None:
+        """Their lanes are known, or they were not claimed."""
+        self._hold(-rows)
+
+    def _hold(self, rows: int) -> None:
+        self.held += rows
+        for lane in self.known.values():
+            lane.busy += rows
 
     def __getitem__(self, name: str) -> Lane:
         lane = self.known.get(name)
         if lane is None:
             width = self.slots if self.lanes is None else self.lanes.width
-            lane = self.known[name] = Lane(name, width, self.lanes is not None, Breaker(self.policy))
+            lane = self.known[name] = Lane(name, width, self.lanes is not None, Breaker(self.policy), self.held)
         return lane
 
     def of(self, row: Row) -> str:

@@ -29,7 +29,10 @@ class Position:
 
 
 class Advance(NamedTuple):
-    """Move one partition from `was` to `to`; `last_id` and `last_timestamp_ms` are those of the record before `to`."""
+    """Move one partition from `was` to `to`; `record_id` and `record_ms` are those of the record before `to`.
+
+    `starts` is what the counter of starts without progress is set to.
+    """
 
     processor: str
     stream: str
@@ -39,6 +42,7 @@ class Advance(NamedTuple):
     era: int
     record_id: str
     record_ms: int
+    starts: int = 0
 
 
 async def load(sql: Sql, processor: str, partition: Partition) -> Position | None:
@@ -67,10 +71,10 @@ async def advance(sql: Sql, advances: Sequence[Advance]) -> bool:
 def advance_text(dialect: Dialect, parameter: str) -> str:
     """Rule 14 as an UPDATE ... RETURNING, for those who send it along with other statements."""
     columns = {"processor": "text", "stream": "text", "part": "int", "was": "bigint", "to": "bigint", "era": "int"}
-    columns |= {"record_id": "text", "record_ms": "bigint"}
+    columns |= {"record_id": "text", "record_ms": "bigint", "starts": "int"}
     return f"""
         UPDATE processor_offsets AS o SET next_offset = y."to", last_id = y.record_id, last_timestamp_ms = y.record_ms,
-            updated_at = {now(dialect)}
+            starts = y.starts, updated_at = {now(dialect)}
         FROM {recordset(dialect, parameter, "y", columns)}
         WHERE o.processor = y.processor AND o.stream = y.stream AND o.partition = y.part
             AND o.next_offset = y.was AND o.epoch = y.era
@@ -84,7 +88,7 @@ async def begin(sql: Sql, processor: str, partition: Partition) -> int:
 
 
 async def begun(sql: Sql, processor: str, partition: Partition, starts: int) -> None:
-    """Set the counter back: plan has committed."""
+    """Set the counter back to `starts`."""
     await sql.fetch(_BEGUN, processor, partition.stream, partition.index, starts)
 
 

@@ -19,6 +19,7 @@ to the other in `group.py`.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import structlog
@@ -62,6 +63,8 @@ class Runtime:
         self._engine, self._database = engine, Database(engine, limits.database_away)
         self._planning: dict[Assignment, KeptDatabase] = {}
         self._rows = Rows(processor.table, limits, dialect(engine))
+        self._lane_is_read = lanes is None or {*processor.table.known} <= {*processor.table.read}
+        """Whether what a claim returns tells the lane."""
         self._assignments: list[Assignment] = []
         self._waiting: dict[Assignment, Waiting] = {}
         """For each partition the records whose rows may be claimed as soon as a slot is free."""
@@ -125,6 +128,7 @@ class Runtime:
         self._waiting[assignment].clear()
         self._inbox.wake()
         await self._recorder.until(lambda: self._recorder.quiet(assignment))
+        await assignment.ended()
 
     def _changed(self, assignment: Assignment) -> None:
         if assignment.fenced:
@@ -164,7 +168,7 @@ class Runtime:
             return
         entries = [assignment.enter(record) for record in records]
         database = self._planning[assignment]
-        starts = await database.patiently(assignment.begin)
+        starts = await database.patiently(assignment.begin) if assignment.counts else 0
         self._step("taken")
         if starts > KILLS_ITS_READER + 1:
             self._lay_to_rest(
@@ -225,13 +229,20 @@ class Runtime:
     async def _plan(
         self, sql: Sql, assignment: Assignment, planned: Sequence[tuple[Entry, Record, NewRow | RowRef]]
     ) -> None:
-        """Insert what is new and claim for free slots, in one transaction; what is not claimable is settled."""
+        """Insert what is new and claim for free slots, in one transaction; what is not claimable is settled.
+
+        Of hints alone nothing but the claim is written, so they need no transaction.
+        """
+        hints = not assignment.isolated and all(isinstance(row, RowRef) for _, _, row in planned)
         reserved = self._slots.reserve(assignment, len(planned))
+        if hints and self._lane_is_read and 0 < len(planned) <= reserved and self._slots.roads.hold(reserved):
+            await self._claim_at_once(sql, assignment, planned, reserved)
+            return
         t0 = clock()
         claimed: list[Row] = []
         chosen: list[Candidate] = []
         try:
-            async with sql.transaction():
+            async with nullcontext() if hints else sql.transaction():
                 candidates = await self._insert_and_look(sql, planned)
                 chosen, rest = self._slots.choose(candidates, reserved)
                 claimed = await self._rows.claim(sql, [c.row_id for c in chosen], bare(chosen))
@@ -245,6 +256,27 @@ class Runtime:
             entry.settled = id(entry) not in waiting
         self._slots.start_claimed([(assignment, c) for c in chosen], claimed, t0, reserved)
         self._waiting[assignment].extend(rest)
+
+    async def _claim_at_once(
+        self, sql: Sql, assignment: Assignment, planned: Sequence[tuple[Entry, Record, NewRow | RowRef]], reserved: int
+    ) -> None:
+        """Few hints, and room for all of them in every lane: claim without a look, in one statement.
+
+        What could not be claimed goes the way of every refused claim: the recorder looks why, and settles it.
+        """
+        entries: dict[int, Entry] = {}
+        for entry, _, row in planned:
+            if isinstance(row, RowRef):
+                entry.settled = entries.setdefault(row.row_id, entry) is not entry
+        t0 = clock()
+        try:
+            claimed = await self._rows.claim(sql, list(entries))
+        except BaseException:
+            self._slots.free += reserved
+            raise
+        finally:
+            self._slots.roads.release(reserved)
+        self._slots.start_unasked(assignment, entries, claimed, t0, reserved)
 
     async def _insert_and_look(
         self, sql: Sql, planned: Sequence[tuple[Entry, Record, NewRow | RowRef]]

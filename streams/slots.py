@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import structlog
 
 from streams import recovery, telemetry
-from streams.assignment import Assignment
+from streams.assignment import Assignment, Entry
 from streams.breaker import Breaker
 from streams.errors import LeaseOver, Reject, Retry
 from streams.group import Inbox, Work
@@ -26,6 +26,9 @@ from streams.rows import Outcome
 from streams.sql import Row, storable
 
 log = structlog.get_logger(__name__)
+
+NET_SECONDS = 1.0
+"""So long after its deadline, at the latest, an act is ended that does not end itself."""
 
 Step = Callable[[str], None]
 """Called with the name of each step as it is reached; tests make a process die there."""
@@ -51,7 +54,8 @@ class Slots:
         self.closed = False
         """Nothing more is claimed: the process is stopping."""
         self.in_flight: dict[Assignment, int] = defaultdict(int)
-        self._acts: set[asyncio.Task[None]] = set()
+        self._acts: dict[Work, asyncio.Task[None]] = {}
+        self._net: asyncio.TimerHandle | None = None
         self._permits = asyncio.Semaphore(limits.in_doubt) if limits.in_doubt < limits.slots else None
         self._pace = Pace(limits.rate_per_second)
         self._pace_timer: asyncio.TimerHandle | None = None
@@ -63,7 +67,7 @@ class Slots:
 
     def cancel(self) -> None:
         """Let go of the acts that are still under way; their leases pass."""
-        for act in self._acts:
+        for act in self._acts.values():
             act.cancel()
 
     # ---- who may
@@ -118,6 +122,22 @@ class Slots:
                 self._start(assignment, candidate, row, t0)
         self.free += reserved - len(claimed)
 
+    def start_unasked(
+        self, assignment: Assignment, entries: Mapping[int, Entry], claimed: Sequence[Row], t0: float, reserved: int
+    ) -> None:
+        """Start what was claimed by ids alone; of the `reserved` slots the unused ones are free again."""
+        rows = {row["id"]: row for row in claimed}
+        self.step("claimed")
+        for row_id, entry in entries.items():
+            row = rows.get(row_id)
+            if row is None:
+                self.inbox.refused(assignment, Candidate(entry, row_id, None, None))
+            else:
+                lane = self.roads[self.roads.of(row)]
+                lane.busy += 1
+                self._start(assignment, Candidate(entry, row_id, row["row_key"], None, lane.name), row, t0)
+        self.free += reserved - len(claimed)
+
     def _start(self, assignment: Assignment, candidate: Candidate, row: Row, t0: float) -> None:
         limits, loop = self.limits, asyncio.get_running_loop()
         claim = Claim(candidate.row_id, row["claim_no"], row["attempts"], candidate.key, row, candidate.payload)
@@ -128,18 +148,24 @@ class Slots:
         )
         self.in_flight[assignment] += 1
         work = Work(assignment, candidate.entry, claim, gate, self.roads[candidate.lane])
-        task = loop.create_task(self._act(work))
-        self._acts.add(task)
-        task.add_done_callback(self._acts.discard)
+        self._acts[work] = loop.create_task(self._act(work))
+        if self._net is None:
+            self._net = loop.call_later(NET_SECONDS / 2, self._end_overdue)
+
+    def _end_overdue(self) -> None:
+        """An act ends by its deadline itself; this is the net under all of them, one timer instead of one for each."""
+        loop = asyncio.get_running_loop()
+        for work, task in self._acts.items():
+            if not work.overdue and loop.time() >= work.gate.deadline + NET_SECONDS / 2:
+                work.overdue = task.cancel()
+        self._net = loop.call_later(NET_SECONDS / 2, self._end_overdue) if self._acts else None
 
     async def _act(self, work: Work) -> None:
         """Bring one row about. Whatever happens, the recorder gets to know."""
         claim, gate = work.claim, work.gate
         started = clock()
         try:
-            # the act ends by its deadline itself; this is the net under it
-            async with asyncio.timeout_at(gate.deadline + 1.0):
-                stored = await self.processor.act(claim, gate)
+            stored = await self.processor.act(claim, gate)
             work.outcome = Outcome(claim.row_id, claim.claim_no, sent=True)
             if self._records:
                 work.done = stored
@@ -147,9 +173,16 @@ class Slots:
                 work.outcome.stored = _stored(stored)
         except LeaseOver as error:
             work.error = error
+        except asyncio.CancelledError:
+            if not work.overdue:
+                raise
+            work.error = TimeoutError("the act did not end by its deadline")
+            work.outcome = self.failure(work, work.error)
         except Exception as error:
             work.error = error
             work.outcome = self.failure(work, error)
+        finally:
+            del self._acts[work]
         self._metrics.act_seconds(self.processor.name, clock() - started)
         self._learn(work)
         self.step("acted")

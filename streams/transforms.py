@@ -113,7 +113,7 @@ class TransformRuntime:
         if not records:
             return
         results = [_Result(assignment.enter(record), record) for record in records]
-        starts = await self._database.patiently(assignment.begin)
+        starts = await self._database.patiently(assignment.begin) if assignment.counts else 0
         self._step("taken")
         if starts > KILLS_ITS_READER + 1:
             self._lay_to_rest(assignment, results[0], "kills_its_reader", f"{starts - 1} starts ended at this record")

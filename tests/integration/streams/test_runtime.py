@@ -1,6 +1,7 @@
 """A row processor as it runs: every record once, resets by hand, deaths, slots, the provider away."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -80,6 +81,37 @@ async def test_a_hint_at_a_row_that_is_gone_is_passed_over(stage: Stage) -> None
         await stage.all_sent(["a"])
         await stage.offset_is(2)
     assert await stage.count("true") == 1
+
+
+async def test_hints_are_settled_whatever_their_rows_say(stage: Stage) -> None:
+    """In one small turn: due, due and named twice, sent, waiting for its time, in flight elsewhere, used up, gone."""
+    states = {
+        "due": "'pending', NULL, NULL, 0",
+        "twice": "'pending', NULL, NULL, 0",
+        "sent": "'sent', NULL, NULL, 1",
+        "later": f"'pending', {from_now(stage.engine, 60)}, NULL, 1",
+        "elsewhere": f"'pending', NULL, {from_now(stage.engine, 60)}, 1",
+        "used up": "'pending', NULL, NULL, 3",
+    }
+    ids = {}
+    for key, state in states.items():
+        [row] = await stage.query(
+            f"""INSERT INTO email_dispatches ("to", subject, content, mailable_type, idempotency_key, status,
+            next_attempt_at, lease_until, attempts) VALUES ('x@example.com', 's', 'c', 'm', '{key}', {state})
+            RETURNING id"""
+        )
+        ids[key] = row["id"]
+    stage.change(slots=8, in_doubt=8)
+    hints = [*ids.values(), ids["twice"], 4711]
+    await stage.publish(*map(hint, hints))
+    async with running(stage.runtime()):
+        await stage.offset_is(len(hints))
+        await stage.status("due", "sent")
+        await stage.status("twice", "sent")
+        await stage.status("used up", "failed")
+    assert stage.processor.sent == {"due": 1, "twice": 1}
+    assert await stage.count("claim_no > 0") == 2
+    assert [letter["reason"] for letter in await stage.dead_letters()] == ["attempts_used_up"]
 
 
 @pytest.mark.parametrize("key", ["k2", "k1"])
@@ -470,6 +502,28 @@ async def test_a_record_that_kills_its_reader_is_isolated_and_laid_to_rest(stage
     assert (letter["reason"], letter["source_offset"], bytes(letter["body"])) == ("kills_its_reader", 3, first("k3"))
     async with running(stage.runtime(), stage.relay()):
         await stage.all_sent([key for key in KEYS if key != "k3"])
+
+
+async def test_a_record_that_kills_its_reader_in_a_later_turn_is_laid_to_rest(stage: Stage) -> None:
+    """Turns of two, and the fourth kills: each start moves the offset or is counted, so it ends all the same."""
+    stage.change(turn_records=2)
+    stage.processor.impossible["k7"] = Killed()  # type: ignore[assignment]
+    await stage.publish(*map(first, KEYS))
+    deaths = 0
+    while not await stage.dead_letters():
+        task = asyncio.create_task(stage.runtime().run(asyncio.Event()))
+
+        async def over(task: "asyncio.Task[None]" = task) -> None:
+            assert task.done() or await stage.dead_letters()
+
+        await eventually(over)
+        deaths += task.done()
+        with suppress(BaseExceptionGroup):
+            await crash(task, stage.log)
+        await stage.log.close()
+        assert deaths < 15
+    [letter] = await stage.dead_letters()
+    assert (letter["reason"], letter["source_offset"]) == ("kills_its_reader", 7)
 
 
 # ---- the provider is away

@@ -100,6 +100,11 @@ class Around:
     async def observe(self, sql: Sql, processor: str, partition: Partition, bounds: Bounds) -> None:
         self.observed.append(bounds)
 
+    async def begin(self, sql: Sql, processor: str, partition: Partition) -> int:
+        assert self.saved is not None
+        self.saved = replace(self.saved, starts=self.saved.starts + 1)
+        return self.saved.starts
+
     async def begun(self, sql: Sql, processor: str, partition: Partition, starts: int) -> None:
         assert self.saved is not None
         self.saved = replace(self.saved, starts=starts)
@@ -354,3 +359,59 @@ async def test_records_are_read_one_by_one_after_starts_without_progress(mine: A
     mine.isolated = 1
     await mine.begun(cast(Sql, None))
     assert (mine.isolated, around.saved.starts) == (0, 0)
+
+
+async def test_a_start_is_counted_once_and_set_back_with_the_offset(mine: Assignment, around: Around) -> None:
+    """Before its first turn; the next turns write nothing, and the first advance sets it to zero."""
+    around.saved = replace(FRESH, starts=1)
+    await mine.activate(PARTITION)
+    assert mine.counts
+    assert await mine.begin(cast(Sql, None)) == 2
+    assert not mine.counts
+    await mine.begun(cast(Sql, None))
+    assert around.saved.starts == 2
+    enter(mine, [0])
+    move = mine.advance()
+    assert move is not None
+    assert move[0].starts == 0
+
+
+async def test_each_record_is_counted_while_they_are_read_one_by_one(mine: Assignment, around: Around) -> None:
+    """Taken back with its plan; an advance leaves the mark that the next start reads one by one as well."""
+    around.saved = replace(FRESH, starts=KILLS_ITS_READER)
+    await mine.activate(PARTITION)
+    for _ in range(2):
+        assert mine.counts
+        assert await mine.begin(cast(Sql, None)) == KILLS_ITS_READER + 1
+        await mine.begun(cast(Sql, None))
+        assert around.saved.starts == KILLS_ITS_READER
+    enter(mine, [0])
+    move = mine.advance()
+    assert move is not None
+    assert move[0].starts == KILLS_ITS_READER
+
+
+@pytest.mark.parametrize("moved", [False, True])
+async def test_a_start_that_ends_in_order_is_not_counted(mine: Assignment, around: Around, moved: bool) -> None:
+    """Three deploys while the provider is away are no sign of a record that kills; what has moved needs no write."""
+    around.saved = FRESH
+    await mine.activate(PARTITION)
+    await mine.begin(cast(Sql, None))
+    if moved:
+        [entry] = enter(mine, [0])
+        mine.window.passed(entry)
+    await mine.ended()
+    assert around.saved.starts == (1 if moved else 0)
+    assert mine.counts is not moved
+
+
+async def test_a_start_stays_counted_when_the_database_is_away_at_its_end(
+    mine: Assignment, around: Around, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop does not wait for it."""
+    around.saved = FRESH
+    await mine.activate(PARTITION)
+    await mine.begin(cast(Sql, None))
+    monkeypatch.setattr(around, "begun", None)
+    await mine.ended()
+    assert around.saved.starts == 1

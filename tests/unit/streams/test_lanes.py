@@ -57,6 +57,29 @@ def test_without_lanes_all_rows_share_the_slots() -> None:
     assert list(queue.deferred(0.0)) == []
 
 
+def test_room_is_kept_in_every_lane_while_nobody_knows_the_lanes_of_rows() -> None:
+    """Also in one that is first named meanwhile; given back, all is as before."""
+    lanes = roads(width=3)
+    lanes["a"].take(1)
+    assert lanes.hold(2)
+    assert (lanes["a"].busy, lanes["b"].busy) == (3, 2)
+    assert ids(waiting(lanes, (2, "a", 0), (3, "b", 0), (4, "b", 0)), lanes) == [3]
+    lanes.release(2)
+    assert (lanes["a"].busy, lanes["b"].busy) == (1, 1)
+
+
+def test_no_room_is_kept_where_a_lane_is_full_or_its_provider_away() -> None:
+    """Nor for more rows than any lane is wide. Whose lane is known then takes its own turn."""
+    lanes = roads(width=2)
+    assert not lanes.hold(3)
+    lanes["a"].take(1)
+    assert not lanes.hold(2)
+    assert lanes.hold(1)
+    lanes.release(1)
+    broken(lanes, "b")
+    assert not lanes.hold(1)
+
+
 def test_rows_are_deferred_until_the_probe_when_their_provider_is_away() -> None:
     """Those of the broken lane only."""
     lanes = roads()
