@@ -22,6 +22,7 @@ from processors import (
     _cli_dlq,
     _cli_outbox,
     _cli_positions,
+    _cli_repayment,
     _cli_topology,
     _compose,
     _house,
@@ -52,6 +53,7 @@ app.add_typer(_cli_topology.app, name="topology")
 app.add_typer(_cli_dlq.app, name="dlq")
 app.add_typer(_cli_dead_letters.app, name="dead-letters")
 app.add_typer(_cli_outbox.app, name="outbox")
+app.add_typer(_cli_repayment.app, name="repayment")
 app.add_typer(_cli_admin.app, name="admin")
 
 

@@ -185,7 +185,8 @@ def _say_outlook(outlook: Outlook) -> None:
     _say(outlook.refused, f"{outlook.letters:,} would be redriven")
     if outlook.dead:
         out.print(f"{outlook.dead:,} of them would be dead letters again")
-    out.print(f"mails that would follow: {outlook.mails:,}; events: {outlook.events:,}; nothing was changed")
+    requests = f"; repayments: {outlook.requests:,}" if outlook.requests else ""
+    out.print(f"mails that would follow: {outlook.mails:,}; events: {outlook.events:,}{requests}; nothing was changed")
 
 
 def _say(refused: Counter[str], sentence: str) -> None:

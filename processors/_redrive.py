@@ -12,8 +12,8 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from models.audits import DISPATCH_TYPE, EVENT_TYPE
-from models.tables import EmailDispatch, OutboxEvent
+from models.audits import DISPATCH_TYPE, EVENT_TYPE, REQUEST_TYPE
+from models.tables import EmailDispatch, OutboxEvent, RepaymentRequestRow
 from processors._audit import who
 from processors._forecast import Forecast, NewKeys
 from streams.database import dialect, driver_connection
@@ -26,10 +26,11 @@ from streams.redrive import SENTENCES, Filter, Letters, State
 from streams.sql import Row, Sql, sql
 
 DISPATCHES, EVENTS = str(EmailDispatch.__tablename__), str(OutboxEvent.__tablename__)
-TABLES: Mapping[str, str | None] = {DISPATCHES: "batch_id", EVENTS: None}
+REQUESTS = str(RepaymentRequestRow.__tablename__)
+TABLES: Mapping[str, str | None] = {DISPATCHES: "batch_id", EVENTS: None, REQUESTS: None}
 """The tables whose rows have dead letters, and the column of the batch that a row came with."""
 
-AUDITED = {DISPATCHES: DISPATCH_TYPE, EVENTS: EVENT_TYPE}
+AUDITED = {DISPATCHES: DISPATCH_TYPE, EVENTS: EVENT_TYPE, REQUESTS: REQUEST_TYPE}
 
 REDRIVE = "redrive"
 """Property that tells the splitter whose letter a registration is (`processors/splitter/split.py`)."""
@@ -60,12 +61,14 @@ class Redriven:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a redrive would do: so many letters, of which `dead` would die again; so many mails, so many events sent."""
+    """What a redrive would do: so many letters, of which `dead` would die again; so many mails, so many events sent, so
+    many requests for repayments tried."""
 
     letters: int
     dead: int
     mails: int
     events: int
+    requests: int
     refused: Counter[str]
 
 
@@ -237,4 +240,4 @@ async def forecast(engine: AsyncEngine, wish: Wish, new_keys: Mapping[str, NewKe
                 keys = new_keys.get(letter["processor"], lambda _: [])
                 await records.add(keys, [data or b""])
     letters_in_all, mails = rows.total() + records.records, rows[DISPATCHES] + records.mails
-    return Outlook(letters_in_all, records.dead, mails, rows[EVENTS], refused)
+    return Outlook(letters_in_all, records.dead, mails, rows[EVENTS], rows[REQUESTS], refused)

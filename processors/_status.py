@@ -12,7 +12,7 @@ from datetime import datetime
 from sqlalchemy import RowMapping, bindparam, func, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from models.tables import DeadLetter, EmailDispatch, ImportBatch, OutboxEvent, ProcessorOffset
+from models.tables import DeadLetter, EmailDispatch, ImportBatch, OutboxEvent, ProcessorOffset, RepaymentRequestRow
 from models.times import UtcDateTime, utc_now
 from streams.errors import LogError, LogRefused, StreamMissing
 from streams.log import Log, Partition
@@ -74,6 +74,7 @@ class Status:
     batches: Sequence[BatchStatus]
     rows: Mapping[str, int]
     events: Mapping[str, int]
+    requests: Mapping[str, int]
     in_doubt: int
     held: int
     dead_letters: Mapping[str, int]
@@ -89,13 +90,14 @@ async def status(engine: AsyncEngine, source: Log, readers: Mapping[str, str], b
         in_doubt, held = await _doubts(connection)
         rows = await _count(connection, EmailDispatch.status)
         events = await _count(connection, OutboxEvent.status)
+        requests = await _count(connection, RepaymentRequestRow.status)
         dead = await _count(connection, DeadLetter.reason)
         found = await _batches(connection, batches)
     processors = [
         await _partition_status(source if away is None else None, processor, partition, saved, ends)
         for processor, partition in _places(readers, ends, saved)
     ]
-    return Status(processors, found, rows, events, in_doubt, held, dead, away)
+    return Status(processors, found, rows, events, requests, in_doubt, held, dead, away)
 
 
 # ---- processors
@@ -192,7 +194,8 @@ async def _doubts(connection: AsyncConnection) -> tuple[int, int]:
     return in_doubt or 0, held or 0
 
 
-_BATCHES = text("""
+_BATCHES = (
+    text("""
 WITH shown AS (SELECT * FROM import_batches WHERE batch_id IN :ids),
     mails AS (
         SELECT batch_id, batch_index, status, held FROM email_dispatches
@@ -219,7 +222,10 @@ SELECT s.batch_id, s.total, s.times_received, s.created_at,
 FROM shown AS s LEFT JOIN outcomes AS o ON o.batch_id = s.batch_id
 GROUP BY s.batch_id, s.total, s.times_received, s.created_at, s.updated_at
 ORDER BY s.updated_at DESC, s.batch_id
-""").columns(created_at=UtcDateTime()).bindparams(bindparam("ids", expanding=True))
+""")
+    .columns(created_at=UtcDateTime())
+    .bindparams(bindparam("ids", expanding=True))
+)
 """One statement, so that all numbers are of the same moment. An item that has a row is counted by its row alone."""
 
 

@@ -15,6 +15,7 @@ def tables(status: Status) -> Iterator[RenderableType]:
     yield _batches(status)
     yield _numbers("rows", status.rows)
     yield _numbers("events", status.events)
+    yield _numbers("requests for repayments", status.requests)
     yield f"in doubt: {status.in_doubt:,} (may have been mailed twice, or outcome not known yet); held: {status.held:,}"
     yield _numbers("dead letters", status.dead_letters)
 
