@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Select, bindparam, func, select, text, update
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import load_only
-from sqlmodel.ext.asyncio.session import AsyncSession
 
 from models.audits import DISPATCH_TYPE, EVENT_TYPE, REQUEST_TYPE
 from models.retrying import Why
