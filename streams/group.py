@@ -26,6 +26,8 @@ class Work:
     lane: Lane
     outcome: Outcome | None = None
     error: Exception | None = None
+    overdue: bool = False
+    """It did not end by its deadline and was cancelled."""
     done: Mapping[str, object] | None = None
     """What the act returned, where that is for `Records.record`."""
 

@@ -65,7 +65,8 @@ class RowTable:
     `key` is the column that says what is the same thing, None where that is the id. `insert` maps the columns of a new
     row to PostgreSQL types; `read` is what a claim returns, `as_text` those of it that come as the database's own
     text, `known` what `RowProcessor.known` is shown; `due` is the relay's order, by dialect, exactly as the index has
-    it; `stored` are the columns that an act may change together with `sent`; `sent_times` get the time of sending.
+    it (without `queued_until` where another index has that); `stored` are the columns that an act may change together
+    with `sent`; `sent_times` get the time of sending.
     """
 
     name: str
@@ -115,13 +116,15 @@ class Gate:
     `check` is the last instruction before the write, with nothing awaited in between.
     """
 
-    __slots__ = ("_acquire", "_deadline", "deadline", "holds_permit", "passed")
+    __slots__ = ("_acquire", "_deadline", "deadline", "holds_permit", "limited", "passed")
 
     def __init__(self, deadline: float, last_moment: float, acquire: Callable[[], Awaitable[object]] | None) -> None:
         self.deadline = deadline
         """When the act must be over, in the event loop's time."""
         self._deadline = last_moment
         self._acquire = acquire
+        self.limited = acquire is not None
+        """Whether `wait` may have to wait at all: only where fewer may be in doubt than are under way."""
         self.holds_permit = False
         self.passed = False
 

@@ -117,16 +117,17 @@ class Metrics:
         GCCollector(registry=self.registry)
         self._declare_work()
         self._declare_state()
+        self._know_labels()
 
     def records(self, processor: str, done: int, dead: int = 0, waiting: int = 0) -> None:
         """So many records were settled: done, laid to rest, or waiting in a row for a time or for somebody else."""
         for outcome, count in (("done", done), ("dead", dead), ("waiting", waiting)):
             if count:
-                self._records.labels(processor, outcome).inc(count)
+                self._records_of(processor, outcome).inc(count)
 
     def acted(self, processor: str, outcome: str, count: int = 1) -> None:
         """So many acts ended as: sent, retry, failed, unknown (perhaps accepted), dropped (its lease was over)."""
-        self._acts.labels(processor, outcome).inc(count)
+        self._acts_of(processor, outcome).inc(count)
 
     def act_seconds(self, processor: str, seconds: float) -> None:
         """How long one act took, whatever came of it."""
@@ -134,13 +135,13 @@ class Metrics:
 
     def committed(self, processor: str, seconds: float, outcomes: int) -> None:
         """A transaction with so many outcomes took so long."""
-        self._commit_seconds.labels(processor).observe(seconds)
-        self._group_size.labels(processor).observe(outcomes)
+        self._commit_seconds_of(processor).observe(seconds)
+        self._group_size_of(processor).observe(outcomes)
 
     def busy(self, processor: str, in_flight: int, in_doubt: int) -> None:
         """How many rows are being acted upon, and how many of them are between their final dot and their commit."""
-        self._in_flight.labels(processor).set(in_flight)
-        self._in_doubt.labels(processor).set(in_doubt)
+        self._in_flight_of(processor).set(in_flight)
+        self._in_doubt_of(processor).set(in_doubt)
 
     def breaker_open(self, processor: str, is_open: bool) -> None:
         """Whether the provider counts as away, so that nothing is claimed."""
@@ -193,7 +194,6 @@ class Metrics:
         self._act_seconds = Histogram(
             "afluente_act_seconds", "Duration of an act", by, buckets=_ACT_SECONDS, registry=r
         )
-        self._act_seconds_of = cache(self._act_seconds.labels)  # observed for every mail: `labels` would cost 2 us
         self._commit_seconds = Histogram(
             "afluente_commit_seconds", "Duration of a commit", by, buckets=_COMMIT_SECONDS, registry=r
         )
@@ -205,6 +205,16 @@ class Metrics:
         )
         self._relayed = Counter("afluente_relay_published_total", "Due rows published", ("stream",), registry=r)
         self._reconnects = Counter("afluente_reconnects_total", "Connections made anew", ("service",), registry=r)
+
+    def _know_labels(self) -> None:
+        """Those that every act and every commit asks for: `labels` would cost 2 us each time."""
+        self._records_of, self._acts_of = cache(self._records.labels), cache(self._acts.labels)
+        self._act_seconds_of = cache(self._act_seconds.labels)
+        self._commit_seconds_of, self._group_size_of = (
+            cache(self._commit_seconds.labels),
+            cache(self._group_size.labels),
+        )
+        self._in_flight_of, self._in_doubt_of = cache(self._in_flight.labels), cache(self._in_doubt.labels)
 
     def _declare_state(self) -> None:
         r, by = self.registry, ("processor",)

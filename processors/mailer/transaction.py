@@ -19,11 +19,16 @@ _STAGES: tuple[Stage, ...] = ("MAIL", "RCPT", "DATA")
 _CHUNK = 64 * 1024
 _MAX_REPLY = 32 * 1024
 _MAX_TEXT = 400
+_CLOCK_STEP = 0.001
+"""The loop's time has whole milliseconds only, and a timer may come up to one too early."""
 _ADDRESS = re.compile(r"[^\s<>:;,]+@[^\s<>:;,]+")
 
 
 class Gate(Protocol):
     """What must be true before the final dot may be written."""
+
+    limited: bool
+    """Whether `wait` may have to wait at all; if not, it is called all the same."""
 
     async def wait(self) -> None:
         """Wait for permission to have one more mail in doubt. Called once per send, when all but the dot is written."""
@@ -120,6 +125,8 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self._unreset = False
         self._waiter: asyncio.Future[None] | None = None
+        self._until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         transport.set_protocol(self)
         # Nothing may be left in our own buffer when the dot is written: pause as soon as the kernel does not take all.
         # (Not 0: the TLS transport would take an empty buffer for a full one.)
@@ -217,6 +224,10 @@ class Connection(asyncio.Protocol):
     async def _permission(self, sending: Sending) -> None:
         if sending.permitted:
             return
+        if not sending.gate.limited:  # so no time-out need be set up
+            await sending.gate.wait()
+            sending.permitted = True
+            return
         try:
             async with asyncio.timeout_at(sending.deadline):
                 await sending.gate.wait()
@@ -259,13 +270,29 @@ class Connection(asyncio.Protocol):
         self._wanted = wanted
         if self.gone:
             return
+        self._until = min(deadline, self._loop.time() + self._reply_timeout)
+        if self._timer is None or self._timer.when() > self._until:
+            self._arm()
         self._waiter = self._loop.create_future()
-        timer = self._loop.call_at(min(deadline, self._loop.time() + self._reply_timeout), self._expire)
         try:
             await self._waiter
         finally:
-            timer.cancel()
             self._waiter = None
+
+    def _arm(self) -> None:
+        """One timer for many waits, which mostly end long before it: it looks how long it has to go on, if at all."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._until, self._look_at_clock)
+
+    def _look_at_clock(self) -> None:
+        self._timer = None
+        if self._waiter is None or self._waiter.done():
+            return
+        if self._loop.time() >= self._until - _CLOCK_STEP:
+            self._expire()
+        else:
+            self._arm()
 
     def _take(self, count: int) -> list[Reply]:
         replies, self._replies, self._wanted = self._replies, [], 0
@@ -331,6 +358,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.end(f"connection lost: {exc}" if exc else "the server closed the connection")
+        if self._timer is not None:
+            self._timer.cancel()
         if not self.closed.done():
             self.closed.set_result(None)
 

@@ -33,6 +33,7 @@ class OpenGate:
     checks: int = 0
     at_wait: Callable[[], Awaitable[object]] | None = None
     at_check: Exception | None = None
+    limited: bool = True
 
     async def wait(self) -> None:
         self.waits += 1
