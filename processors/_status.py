@@ -237,6 +237,8 @@ async def _batches(connection: AsyncConnection, batches: int) -> list[BatchStatu
 
 async def batches_of(connection: AsyncConnection, ids: Sequence[str]) -> list[BatchStatus]:
     """What became of these batches, the last one touched first."""
+    if not ids:  # PostgreSQL finds no type for an empty list
+        return []
     return [_batch(row) for row in (await connection.execute(_BATCHES, {"ids": list(ids)})).mappings()]
 
 
