@@ -24,6 +24,7 @@ from sqlalchemy import (
     Index,
     Integer,
     Text,
+    TextClause,
     TypeDecorator,
     cast,
     false,
@@ -52,8 +53,8 @@ STATUS_CHECK = "status IN ('pending', 'sent', 'failed')"
 NEVER_RESENT_CHECK = "status <> 'pending' OR (sent_at IS NULL AND NOT held)"
 NAME_CHECK = "event_name <> ''"
 OBJECT_CHECK = {"postgresql": "jsonb_typeof(payload) = 'object'", "sqlite": "json_type(payload) = 'object'"}
-DUE = "coalesce(queued_until, next_attempt_at, created_at)"
-"""The relay's order. A query uses the index only if it says exactly this."""
+DUE = "coalesce(next_attempt_at, created_at)"
+"""The relay's order of what has no message under way. A query uses the index only if it says exactly this."""
 
 
 class Payload(TypeDecorator[Mapping[str, Any]]):
@@ -76,6 +77,11 @@ class Payload(TypeDecorator[Mapping[str, Any]]):
         return lambda value: json.loads(value, parse_float=Decimal) if isinstance(value, str) else value
 
 
+def _pending_index(name: str, order: str | TextClause, condition: str) -> Index:
+    where = text(f"status = 'pending' AND {condition}")
+    return Index(name, order, postgresql_where=where, sqlite_where=where)
+
+
 class OutboxEvent(Table, table=True):
     """An event and what became of it.
 
@@ -92,12 +98,8 @@ class OutboxEvent(Table, table=True):
         *(CheckConstraint(rule, name="payload").ddl_if(dialect=d) for d, rule in OBJECT_CHECK.items()),
         Index("ix_outbox_events_status_created_at", "status", "created_at"),
         Index("ix_outbox_events_event_name", "event_name"),
-        Index(
-            "ix_outbox_events_due",
-            text(DUE),
-            postgresql_where=text("status = 'pending'"),
-            sqlite_where=text("status = 'pending'"),
-        ),
+        _pending_index("ix_outbox_events_waiting", text(DUE), "queued_until IS NULL"),
+        _pending_index("ix_outbox_events_queued", "queued_until", "queued_until IS NOT NULL"),
         NEVER_REUSED,
     )
 

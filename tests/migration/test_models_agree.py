@@ -24,7 +24,8 @@ PARTIAL = {
     "uq_dead_letters_record": "row_id IS NULL AND batch_id IS NULL",
     "ix_dead_letters_body_hash": "row_id IS NULL AND batch_id IS NULL",
     "ix_dead_letters_unpublished": "published_at IS NULL",
-    "ix_outbox_events_due": "status = 'pending'",
+    "ix_outbox_events_waiting": "status = 'pending' AND queued_until IS NULL",
+    "ix_outbox_events_queued": "status = 'pending' AND queued_until IS NOT NULL",
     "ix_repayment_requests_due": "status = 'pending'",
 }
 CHECKS = {
@@ -46,7 +47,7 @@ VIEWS = (
     "import_progress",
     "processor_lag",
 )
-EXPRESSIONS = ("ix_email_dispatches_due", "ix_outbox_events_due", "ix_repayment_requests_due")
+EXPRESSIONS = ("ix_email_dispatches_due", "ix_outbox_events_waiting", "ix_repayment_requests_due")
 
 
 async def differences(engine: AsyncEngine) -> list[object]:
