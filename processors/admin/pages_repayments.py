@@ -54,7 +54,7 @@ async def send(visit: Visit, form: Form) -> Response:
         log.error("admin.not_published", reference=request.reference, error=type(error).__name__)  # noqa: TRY400
         return _form(visit, fields, _NOT_CONFIRMED, 503)
     log.info("admin.requested", reference=request.reference, by=visit.user.name)
-    return visit.page("requested.html", request=request, trace=trace)
+    return visit.page("requested.html", asked=request, trace=trace)
 
 
 def read_request(fields: Mapping[str, str], by: str) -> RepaymentRequest:

@@ -56,6 +56,15 @@ REASONS = {
     "kills_its_reader": "derruba quem a lê",
     "unexpected_error": "erro inesperado",
     "not_json": "não é JSON",
+    "invalid_request": "pedido inválido",
+    "unknown_payment": "pagamento desconhecido",
+    "paid_already": "já foi pago",
+    "past_due_date": "vencimento no passado",
+    "installments_do_not_sum_up": "as parcelas não somam o valor",
+    "installments_not_offered": "o gateway não parcela assim",
+    "customer_differs": "o pagamento é de outro cliente",
+    "another_request": "já há outro pedido",
+    "refused_by_gateway": "recusado pelo gateway",
 }
 
 

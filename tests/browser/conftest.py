@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, async_playwright, expect
 
 from tests.conftest import ROOT, Services
 from tests.support.page import PASSWORD, AdminPage
@@ -22,6 +22,8 @@ __all__ = ["embedded_site", "migrated", "services_site", "site"]
 ARTEFACTS = Path(os.environ.get("AFLUENTE_ARTEFACTS", ROOT / "build/screenshots"))
 DESKTOP = {"width": 1280, "height": 860}
 PHONE = {"width": 390, "height": 844}
+
+expect.set_options(timeout=30_000)  # the machine may be busy with something else
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
