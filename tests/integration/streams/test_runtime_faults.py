@@ -302,3 +302,22 @@ async def test_a_stop_waits_for_the_outcome_of_a_locked_row(postgres_stage: Stag
     await run
     assert (await stage.row("a"))["status"] == "sent"
     assert stage.processor.acts("late") == 0
+
+
+# ---- an act that does not end
+
+
+async def test_an_act_is_ended_and_tried_again_when_it_does_not_end_by_its_deadline(stage: Stage) -> None:
+    """A provider's library that hangs holds its slot no longer than the deadline and a second; it costs an attempt."""
+    stage.change(act_timeout=0.3)
+    hanging = stage.processor.block("slow")
+    await stage.publish(first("slow"), first("quick"))
+    async with running(stage.runtime(), stage.relay()):
+        await stage.until(partial(_was_ended, stage, "slow"))
+        hanging.set()
+        await stage.all_sent(["slow", "quick"])
+    assert stage.processor.sent == {"slow": 1, "quick": 1}
+
+
+async def _was_ended(stage: Stage, key: str) -> None:
+    assert "TimeoutError" in ((await stage.row(key))["error_message"] or "")
