@@ -114,10 +114,24 @@ class Repayments:
             raise await _withdrawn(claim, request, calls, error) from None
         if case.done:
             return {}
-        charge = await _charge(claim, request, case, calls)
-        seen.charge = charge
+        found = await _found_or_created(claim, request, case, calls)
+        charge = seen.charge = await self._the_one(found, request, calls)
+        _check(charge, request, case)
         await _cancel_original(case, calls, seen)
         return {"done": Done(request, case, charge)}
+
+    async def _the_one(self, found: Sequence[Charge], request: RepaymentRequest, calls: Calls) -> Charge:
+        """Of several charges the one to keep; the others are cancelled. One that is written down already is kept."""
+        kept, *younger = found
+        if younger:
+            rows = await self._database.patiently(
+                lambda sql: sql.fetch("SELECT gateway_id FROM payments WHERE reference = $1", request.reference)
+            )
+            written = {row["gateway_id"] for row in rows}
+            kept, *younger = sorted(found, key=lambda charge: (charge.id not in written, charge.age))
+        for charge in younger:
+            await _cancel(charge, calls)
+        return kept
 
     async def probe(self) -> None:
         """The gateway is probed by a row of its lane."""
@@ -184,10 +198,10 @@ class Seen:
 # ---- the steps of an act
 
 
-async def _charge(claim: Claim, request: RepaymentRequest, case: Case, calls: Calls) -> Charge:
-    """The one charge of this request: found, or created. Of several the one to keep; the others are cancelled.
+async def _found_or_created(claim: Claim, request: RepaymentRequest, case: Case, calls: Calls) -> Sequence[Charge]:
+    """The charges of this request, mostly one, at least one; the one to keep first.
 
-    What the request says of days and sums counts until it is created; then there is no way back.
+    What the request says of days and sums counts until a charge is created; then there is no way back.
     """
     problem = validation.problem(request, validation.today())
     if problem is not None and claim.claim_no == 1:
@@ -199,11 +213,7 @@ async def _charge(claim: Claim, request: RepaymentRequest, case: Case, calls: Ca
         await _check_at_gateway(case, calls)
         created = await _create(request, case, calls)
         found = merged(await calls.find(request.reference), created)
-    kept, *younger = found
-    for charge in younger:
-        await _cancel(charge, calls)
-    _check(kept, request, case)
-    return kept
+    return found
 
 
 async def _check_at_gateway(case: Case, calls: Calls) -> None:

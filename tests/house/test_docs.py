@@ -15,7 +15,8 @@ _OURS = re.compile(r"(?:models|streams|processors|alembic|tests|scripts|bench|do
 _SETTING = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
 
 OTHERS = {"AFLUENTE_SERVICES", "AFLUENTE_DOCKER", "CLOCK_BOOTTIME", "CURRENT_TIMESTAMP", "SPLIT_VERSION", "SKIP_LOCKED"}
-"""Words in capitals that are no settings: of the development services, of the clock, of SQL, of the code."""
+OTHERS |= {"CREDIT_CARD"}
+"""Words in capitals that are no settings: of the development services, the clock, SQL, the code, the gateway."""
 
 
 def documents() -> list[Path]:
