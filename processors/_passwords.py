@@ -25,6 +25,7 @@ def hash_password(password: str) -> str:
 def is_password(hashed: str, password: str) -> bool:
     """Whether the password has this hash. Takes some 50 ms of a core and 64 MiB, on purpose."""
     try:
-        return len(password.encode(errors="replace")) <= MAX_BYTES and _HASHER.verify(hashed, password)
-    except (VerificationError, InvalidHashError):
+        secret = password.encode()
+        return len(secret) <= MAX_BYTES and _HASHER.verify(hashed, secret)
+    except (VerificationError, InvalidHashError, UnicodeEncodeError):
         return False
