@@ -1,9 +1,8 @@
 """Repayments: a request becomes a new charge, the original's charges are cancelled, and one transaction says so.
 
-plan finds or makes the request's row. act validates, and calls the gateway: look the reference up, create if there is
-nothing, look up again, cancel what is to be cancelled; it saves nothing, so whoever acts again finds at the gateway how
-far the last one came. record is `transaction.py`, together with the engine's outcome. docs/repayments.md has the order
-and what it is for.
+plan finds or makes the request's row. act validates (`validation.py`) and calls the gateway (`charging.py`); it saves
+nothing, so whoever acts again finds at the gateway how far the last one came. record is `transaction.py`, together with
+the engine's outcome. docs/repayments.md has the order of all this and what it is for.
 """
 
 import asyncio
@@ -18,10 +17,10 @@ from models.outbox import TRACEPARENT
 from models.repayment_requests import InvalidRequest, RepaymentRequest
 from models.repayments import DUE
 from processors._repayment_request import TYPE, VERSION
-from processors.repayments import transaction, validation
-from processors.repayments.gateway import Calls, Charge, Gateway, Order, Part, Refused, merged
+from processors.repayments import charging, transaction, validation
+from processors.repayments.charging import Seen
+from processors.repayments.gateway import Calls, Gateway, Refused
 from processors.repayments.transaction import Done
-from processors.repayments.validation import Case
 from streams.database import is_away
 from streams.errors import Reject, Retry
 from streams.lanes import Lanes
@@ -101,37 +100,32 @@ class Repayments:
             async with asyncio.timeout_at(gate.deadline):
                 return await self._act(claim, request, calls, seen)
         except TimeoutError:
-            raise Retry(seen.tell("the time of one attempt was over")) from None
+            raise Retry(seen.tell("the time of one attempt was over"), in_doubt=True) from None
         except Retry as error:
             raise Retry(seen.tell(error.error), error.fault, error.in_doubt, error.not_before) from None
         except Refused as error:
             raise Retry(seen.tell(str(error))) from None
 
-    async def _act(self, claim: Claim, request: RepaymentRequest, calls: Calls, seen: "Seen") -> Mapping[str, object]:
+    async def _act(self, claim: Claim, request: RepaymentRequest, calls: Calls, seen: Seen) -> Mapping[str, object]:
+        first_try = claim.claim_no == 1
         try:
             case = await self._database.patiently(lambda sql: validation.look_up(sql, claim.row_id, request))
         except Reject as error:
-            raise await _withdrawn(claim, request, calls, error) from None
+            raise error if first_try else await charging.withdrawn(request, calls, error) from None
         if case.done:
             return {}
-        found = await _found_or_created(claim, request, case, calls)
-        charge = seen.charge = await self._the_one(found, request, calls)
-        _check(charge, request, case)
-        await _cancel_original(case, calls, seen)
+        found = await charging.find_or_create(request, case, calls, seen, first_try=first_try)
+        written = await self._written(request) if len(found) > 1 else ()
+        charge = seen.charge = await charging.keep_one(found, written, calls)
+        charging.check(charge, request, case)
+        await charging.cancel_original(case, calls, seen)
         return {"done": Done(request, case, charge)}
 
-    async def _the_one(self, found: Sequence[Charge], request: RepaymentRequest, calls: Calls) -> Charge:
-        """Of several charges the one to keep; the others are cancelled. One that is written down already is kept."""
-        kept, *younger = found
-        if younger:
-            rows = await self._database.patiently(
-                lambda sql: sql.fetch("SELECT gateway_id FROM payments WHERE reference = $1", request.reference)
-            )
-            written = {row["gateway_id"] for row in rows}
-            kept, *younger = sorted(found, key=lambda charge: (charge.id not in written, charge.age))
-        for charge in younger:
-            await _cancel(charge, calls)
-        return kept
+    async def _written(self, request: RepaymentRequest) -> set[str]:
+        """The charge that is written down of this reference, if somebody else was faster."""
+        text = "SELECT gateway_id FROM payments WHERE reference = $1"
+        rows = await self._database.patiently(lambda sql: sql.fetch(text, request.reference))
+        return {row["gateway_id"] for row in rows}
 
     async def probe(self) -> None:
         """The gateway is probed by a row of its lane."""
@@ -175,102 +169,3 @@ def _why(error: Exception) -> str:
         return error.error
     rule = getattr(error, "constraint_name", None)
     return f"the repayment could not be written: {type(error).__name__}{f' ({rule})' if rule else ''}"
-
-
-class Seen:
-    """What an act knows of the gateway when it fails: both charges are named then, so that none is lost track of."""
-
-    def __init__(self, charge: Charge | None = None) -> None:
-        self.charge = charge
-        self.cancelling: str | None = None
-        """The original's charge that is being cancelled."""
-
-    def tell(self, error: str) -> str:
-        """The error, and what exists."""
-        told = [error]
-        if self.cancelling is not None:
-            told.append(f"the original's charge {self.cancelling} is not cancelled")
-        if self.charge is not None:
-            told.append(f"the new charge {self.charge.id} exists")
-        return "; ".join(told)
-
-
-# ---- the steps of an act
-
-
-async def _found_or_created(claim: Claim, request: RepaymentRequest, case: Case, calls: Calls) -> Sequence[Charge]:
-    """The charges of this request, mostly one, at least one; the one to keep first.
-
-    What the request says of days and sums counts until a charge is created; then there is no way back.
-    """
-    problem = validation.problem(request, validation.today())
-    if problem is not None and claim.claim_no == 1:
-        raise problem
-    found = await calls.find(request.reference)
-    if not found:
-        if problem is not None:
-            raise problem
-        await _check_at_gateway(case, calls)
-        created = await _create(request, case, calls)
-        found = merged(await calls.find(request.reference), created)
-    return found
-
-
-async def _check_at_gateway(case: Case, calls: Calls) -> None:
-    """Before anything is created: has the original been paid, and our tables do not know yet?"""
-    for charge_id in case.original.open_charges if case.original is not None else ():
-        part = await calls.look(charge_id)
-        if part is not None and not part.is_open:
-            raise Reject("paid_already", f"original_payment: its charge {charge_id} is {part.status} at the gateway")
-
-
-async def _create(request: RepaymentRequest, case: Case, calls: Calls) -> Part:
-    order = Order(
-        request.reference,
-        case.customer,
-        request.billing_type,
-        request.value,
-        request.due_date,
-        max(1, len(request.installments)),
-    )
-    try:
-        return await calls.create(order)
-    except Refused as error:
-        raise Reject("refused_by_gateway", str(error)) from None
-
-
-def _check(charge: Charge, request: RepaymentRequest, case: Case) -> None:
-    """Is the charge what was asked for? A plan's parts may not be there all at once."""
-    wanted = max(1, len(request.installments))
-    if len(charge.parts) != wanted:
-        raise Retry(f"charge {charge.id} has {len(charge.parts)} of {wanted} parts at the gateway")
-    alike = {(part.customer, part.billing_type) for part in charge.parts} == {(case.customer, request.billing_type)}
-    if charge.total != request.value or not alike:
-        raise Retry(f"charge {charge.id} has this reference, and is for another amount, customer or billing type")
-
-
-async def _cancel(charge: Charge, calls: Calls) -> None:
-    for part in charge.parts:
-        await calls.cancel(part.id)
-
-
-async def _cancel_original(case: Case, calls: Calls, seen: Seen) -> None:
-    """Only now, for the new charge exists; and what is cancelled already stays so."""
-    for charge_id in case.original.open_charges if case.original is not None else ():
-        seen.cancelling = charge_id
-        await calls.cancel(charge_id)
-    seen.cancelling = None
-
-
-async def _withdrawn(claim: Claim, request: RepaymentRequest, calls: Calls, why: Reject) -> Reject:
-    """A request that may not go on: what an earlier try of it has created is cancelled, so that nobody pays twice."""
-    if claim.claim_no == 1:
-        return why
-    found = await calls.find(request.reference)
-    for charge in found:
-        try:
-            await _cancel(charge, calls)
-        except Refused as error:
-            return Reject(why.reason, f"{why.error}; its charge {charge.id} exists and cannot be cancelled: {error}")
-    ids = ", ".join(charge.id for charge in found)
-    return Reject(why.reason, f"{why.error}; its charge {ids} is cancelled" if found else why.error)

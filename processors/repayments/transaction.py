@@ -10,9 +10,8 @@ import orjson
 from models.audits import PAYMENT_TYPE
 from models.outbox import TRACEPARENT, encode
 from models.repayment_requests import RepaymentRequest
-from models.repayments import OPEN
 from processors._audit import who
-from processors.repayments import payload
+from processors.repayments import payload, validation
 from processors.repayments.gateway import Charge
 from processors.repayments.validation import Case
 from streams.errors import Retry
@@ -44,7 +43,7 @@ async def _close_original(sql: Sql, case: Case) -> str | None:
         return None
     lock = "FOR UPDATE" if sql.dialect == "postgresql" else ""
     rows = await sql.fetch(f"SELECT status FROM payments WHERE id = $1 {lock}", case.original.id)
-    if not rows or rows[0]["status"] not in OPEN:
+    if not rows or rows[0]["status"] not in validation.MAY_CLOSE:
         raise Retry(f"payment {case.original.id} is {rows[0]['status'] if rows else 'gone'} meanwhile")
     clock = now(sql.dialect)
     await sql.fetch(

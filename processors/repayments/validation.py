@@ -16,12 +16,18 @@ BRASILIA = timezone(timedelta(hours=-3))
 """Due dates are days there; it has no summer time any more."""
 
 
+MAY_CLOSE = (*OPEN, "cancelled")
+"""A payment in one of these may become renegotiated. Who hears from the gateway that its charge is cancelled may say so
+in the table before we do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Original:
     """The payment that is split anew. `open_charges` are the gateway's ids of what is still to be paid of it."""
 
     id: int
     reference: str
+    status: str
     gateway_id: str | None
     open_charges: tuple[str, ...]
 
@@ -57,6 +63,13 @@ def problem(request: RepaymentRequest, day: date) -> Reject | None:
     if parts[0].due_date != request.due_date:
         return Reject("installments_not_offered", "installments: the first must be due on due_date")
     return _not_as_the_gateway_splits(request)
+
+
+def cancelled(case: Case) -> Reject | None:
+    """A payment that is cancelled is not split anew; unless it was we who cancelled it, when the new charge exists."""
+    if case.original is None or case.original.status != "cancelled":
+        return None
+    return Reject("cancelled_already", f"original_payment: {case.original.id} is cancelled")
 
 
 def _not_as_the_gateway_splits(request: RepaymentRequest) -> Reject | None:
@@ -100,11 +113,11 @@ async def _original(sql: Sql, payment: Row) -> Original:
     )
     pieces = parts or [payment]
     charges = tuple(part["gateway_id"] for part in pieces if part["status"] in OPEN and part["gateway_id"])
-    return Original(payment["id"], payment["reference"], payment["gateway_id"], charges)
+    return Original(payment["id"], payment["reference"], payment["status"], payment["gateway_id"], charges)
 
 
 def _check_payment(payment: Row, request: RepaymentRequest) -> None:
-    if payment["status"] not in OPEN:
+    if payment["status"] not in MAY_CLOSE:
         raise Reject(f"{payment['status']}_already", f"original_payment: {payment['id']} is {payment['status']}")
     if request.customer is not None and request.customer != payment["customer"]:
         raise Reject("customer_differs", f"customer: payment {payment['id']} is another customer's")

@@ -1,5 +1,6 @@
 """A repayment as a whole: from its request to the partner, with a gateway that behaves as the real one."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -196,6 +197,11 @@ async def renegotiated(desk: Repaying) -> dict[str, Any]:
     return {"original_payment": await desk.payment(desk.asaas.charge(), status="renegotiated")}
 
 
+async def cancelled(desk: Repaying) -> dict[str, Any]:
+    """A payment that somebody has cancelled."""
+    return {"original_payment": await desk.payment(desk.asaas.charge(), status="cancelled")}
+
+
 async def of_somebody_else(desk: Repaying) -> dict[str, Any]:
     """A payment of another customer."""
     return {"original_payment": await desk.payment(desk.asaas.charge(), customer="cus_2")}
@@ -231,6 +237,7 @@ async def too_early(desk: Repaying) -> dict[str, Any]:
         (unknown, "unknown_payment", "original_payment: there is no payment 999"),
         (paid, "paid_already", "is paid"),
         (renegotiated, "renegotiated_already", "is renegotiated"),
+        (cancelled, "cancelled_already", "is cancelled"),
         (of_somebody_else, "customer_differs", "customer: payment"),
         (past, "past_due_date", "due_date: "),
         (not_summing_up, "installments_do_not_sum_up", "installments: 99.99 in all, not 100.00"),
@@ -361,6 +368,39 @@ async def test_younger_charge_is_cancelled_when_there_are_two(site: Site, asaas:
     assert asaas.made("POST") == 0
 
 
+async def test_one_charge_is_left_when_two_holders_of_a_request_create_at_once(site: Site, asaas: Asaas) -> None:
+    """The first one stood still for longer than its lease, right before its POST: its charge is cancelled again."""
+    goes_on = asyncio.Event()
+    held: list[Call] = []
+
+    def hold(call: Call) -> asyncio.Event | None:
+        if call.method != "POST" or held:
+            return None
+        held.append(call)
+        return goes_on
+
+    asaas.holds = hold
+    patient = {"ACT_TIMEOUT_SECONDS": "40", "ASAAS_TIMEOUT_SECONDS": "40"}
+    async with Repaying(site, asaas, processors=("repayments",), **patient) as desk:
+        await desk.ask(a_request(parts=2))
+        await eventually(lambda: _is(len(held), 1))
+        row = await desk.request()
+        await desk.sql("UPDATE repayment_requests SET lease_until = created_at")
+        hint = Message(str(row["id"]), "repayment.retry", 1, 2, b"{}").encode()
+        await desk.put(hint, stream=desk.settings.repayment_requests_stream)
+        await desk.is_now("sent")
+        goes_on.set()
+        await desk.read(2)
+        await eventually(lambda: _is(sum(payment["deleted"] for payment in asaas.payments.values()), 2))
+        await desk.stop()
+        assert await desk.written() == {
+            "payments": 1, "installments": 2, "repayments": 1, "outbox_events": 1, "audits": 1,
+        }  # fmt: skip
+        [payload] = await desk.payloads()
+    assert [part["gateway_id"] for part in payload["installments"]] == [part["id"] for part in asaas.live("rep-1")]
+    assert asaas.made("POST") == 2
+
+
 async def test_new_charge_counts_when_the_gateways_list_does_not_show_it_yet(embedded_site: Site, asaas: Asaas) -> None:
     """The answer to the creation is as good."""
     asaas.hidden = 1
@@ -407,6 +447,36 @@ async def test_request_is_failed_and_names_both_charges_when_the_original_cannot
     for text in (row["last_error"], letter["error"]):
         assert f"the original's charge {old} is not cancelled; the new charge {new['id']} exists" in text
     assert asaas.made("POST") == 1
+
+
+async def test_new_charge_is_named_when_what_follows_its_creation_fails(embedded_site: Site, asaas: Asaas) -> None:
+    """Also by a look-up that gets no answer."""
+    asaas.script = lambda call: Trouble(500) if call.method == "GET" and asaas.payments else None
+    async with Repaying(embedded_site, asaas, processors=("repayments",), MAX_ATTEMPTS=1) as desk:
+        await desk.ask(a_request())
+        row = await desk.is_now("failed")
+    [new] = asaas.live("rep-1")
+    assert f"the new charge {new['id']} exists" in row["last_error"]
+
+
+@pytest.mark.parametrize("tries", [1, 2])
+async def test_repayment_goes_on_when_somebody_has_marked_its_original_as_cancelled(
+    site: Site, asaas: Asaas, tries: int
+) -> None:
+    """The gateway tells others of the cancellation, who may be faster than our transaction."""
+    async with Repaying(site, asaas, processors=("outbox_relay", "repayments"), **FAST) as desk:
+        payment = await desk.payment(asaas.charge())
+        if tries == 2:
+            asaas.script = the_next(Trouble(500), deletes)
+        marked = asyncio.Event()
+        asaas.holds = lambda call: marked if call.method == "DELETE" else None
+        await desk.ask(a_request(original_payment=payment))
+        await eventually(lambda: _is(asaas.waiting, 1))
+        await desk.sql("UPDATE payments SET status = 'cancelled'")
+        marked.set()
+        await desk.is_now("sent")
+        assert await desk.payment_status(payment) == "renegotiated"
+    assert (asaas.made("POST"), len(asaas.live("rep-1"))) == (1, 1)
 
 
 async def test_failed_request_goes_on_where_it_was_when_it_is_retried(site: Site, asaas: Asaas) -> None:

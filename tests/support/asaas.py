@@ -68,6 +68,8 @@ class Asaas:
         self.latency = 0.0
         self.hidden = 0
         """So many of the youngest payments are not in lists yet."""
+        self.holds: Callable[[Call], asyncio.Event | None] = lambda call: None
+        """What a request waits for before it is applied."""
         self.may_answer = asyncio.Event()
         """Cleared, every request waits before it is applied."""
         self.may_answer.set()
@@ -132,7 +134,7 @@ class Asaas:
         self.calls.append(call)
         await asyncio.sleep(self.latency)
         self.waiting += 1
-        await self.may_answer.wait()
+        await (self.holds(call) or self.may_answer).wait()
         self.waiting -= 1
         trouble = self.script(call)
         if trouble is not None and not trouble.lose:

@@ -47,7 +47,11 @@ def case_of(
     return request, Case("cus_1", slug, original), Charge("plan-1" if parts > 1 else "pay_1", made)
 
 
-ORIGINALS = [None, Original(12, "ped-1", "pay_old", ("pay_old",)), Original(12, "ped-1", None, ("pay_a", "pay_b"))]
+ORIGINALS = [
+    None,
+    Original(12, "ped-1", "open", "pay_old", ("pay_old",)),
+    Original(12, "ped-1", "overdue", None, ("pay_a", "pay_b")),
+]
 
 
 @pytest.mark.parametrize("original", ORIGINALS, ids=["no original", "original", "original in parts"])
