@@ -380,7 +380,7 @@ async def test_one_charge_is_left_when_two_holders_of_a_request_create_at_once(s
         return goes_on
 
     asaas.holds = hold
-    patient = {"ACT_TIMEOUT_SECONDS": "40", "ASAAS_TIMEOUT_SECONDS": "40"}
+    patient: dict[str, Any] = {"ACT_TIMEOUT_SECONDS": "40", "ASAAS_TIMEOUT_SECONDS": "40"}
     async with Repaying(site, asaas, processors=("repayments",), **patient) as desk:
         await desk.ask(a_request(parts=2))
         await eventually(lambda: _is(len(held), 1))
