@@ -13,6 +13,7 @@ from models.tables import DeadLetter, EmailDispatch, ImportBatch, ImportSlice, O
 from processors._demo.sink import Sink
 from processors.admin.office import open_office
 from processors.admin.server import Admin
+from streams.log import Log
 from streams.testing import MovableClock
 from tests.support.job import Looks
 from tests.support.outbox import EVENT
@@ -36,8 +37,10 @@ BATCH = "d332228b11f3f26877c00892394a2b17005e891e115ce9422ab5b87d14896227"
 class AdminPage(Looks):
     """Serves while the block lasts. `clock` is moved by hand; the database has its own."""
 
-    def __init__(self, site: Site, **changes: object) -> None:
+    def __init__(self, site: Site, *, log: Log | None = None, **changes: object) -> None:
+        """`log` in place of the site's own, for the page alone."""
         super().__init__(site, Sink(), **{**SETTINGS, **changes})
+        self._log_of_page = log or self.log
         self.clock = MovableClock()
         self._stop = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
@@ -45,7 +48,7 @@ class AdminPage(Looks):
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
-        office = open_office(self.settings, self.engine, self.log, self.clock.time, self.clock.monotonic)
+        office = open_office(self.settings, self.engine, self._log_of_page, self.clock.time, self.clock.monotonic)
         admin = Admin(office)
         self.url = f"http://127.0.0.1:{admin.port}"
         self._serving = asyncio.create_task(admin.run(self._stop))

@@ -59,7 +59,8 @@ def test_parts_sum_up_and_follow_month_by_month() -> None:
     ("field", "typed"),
     [
         ("reference", ""), ("reference", "a b"), ("original_payment", "abc"), ("customer", "12"),
-        ("product_slug", "A b"), ("billing_type", "CASH"), ("due_date", "31/12/2026"), ("installments", "61"), ("installments", "-1"),
+        ("product_slug", "A b"), ("billing_type", "CASH"), ("due_date", "31/12/2026"),
+        ("installments", "61"), ("installments", "-1"),
     ],
 )  # fmt: skip
 def test_field_that_is_wrong_is_named(field: str, typed: str) -> None:
