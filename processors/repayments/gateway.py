@@ -30,6 +30,9 @@ MAX_ANSWER = 1024 * 1024
 MAX_ERROR = 300
 """Characters of an error's description that are kept."""
 
+REFUSALS = {400, 409, 422}
+"""Answers that are about the request itself. Any other that is no success may be another one later."""
+
 STILL_OPEN = {"PENDING", "OVERDUE", "AWAITING_RISK_ANALYSIS"}
 """States in which nothing has been paid, so that a charge may be cancelled."""
 
@@ -118,12 +121,12 @@ class Order:
 
 
 class Gateway:
-    """Where it is and how it knows us. `timeout` bounds each request, in seconds."""
+    """Where it is, with or without /v3, and how it knows us. `timeout` bounds each request, in seconds."""
 
     def __init__(self, sender: Sends, url: str, token: str, timeout: float, agent: str) -> None:
         self.sender, self.url, self.token, self.timeout, self.agent = (
             sender,
-            url.rstrip("/") + PATH,
+            url.rstrip("/").removesuffix("/v3") + PATH,
             token,
             timeout,
             agent,
@@ -211,10 +214,11 @@ class Calls:
         if 200 <= answer.status < 300:
             return answer
         text = errors.clean(said(answer), self._describe("", "", b""))
-        fault = errors.fault(answer.status)
-        if fault is not None or not 400 <= answer.status < 500:
-            raise Retry(text, fault, not_before=errors.retry_after(answer, datetime.now(UTC)))
-        raise Refused(text)
+        if answer.status in REFUSALS:
+            raise Refused(text)
+        # 404 here is no charge that is gone (see `look`), but an address that is wrong for all
+        fault = "HTTP 404" if answer.status == 404 else errors.fault(answer.status)
+        raise Retry(text, fault, not_before=errors.retry_after(answer, datetime.now(UTC)))
 
 
 # ---- answers

@@ -75,6 +75,14 @@ async def test_charge_is_created_with_its_amount_as_it_was_written() -> None:
     assert (made.id, made.value) == ("pay_1", Decimal("100.1"))
 
 
+@pytest.mark.parametrize(
+    "url", ["https://api.example.com", "https://api.example.com/v3", "https://api.example.com/v3/"]
+)
+def test_address_may_name_the_version_or_not(url: str) -> None:
+    """The gateway's own documents write it either way."""
+    assert Gateway(answering(), url, TOKEN, 5.0, "agent").url == "https://api.example.com/v3/payments"
+
+
 def test_plan_is_ordered_by_its_count_and_total() -> None:
     """A single payment has neither."""
     body = json.loads(Order("r", "cus_1", "PIX", Decimal("100.00"), date(2027, 1, 31), 3).body())
@@ -143,13 +151,13 @@ def test_created_payment_is_there_once_whether_or_not_it_is_listed() -> None:
 # ---- what answers mean
 
 
-@pytest.mark.parametrize("status", [401, 403, 429, 500, 502, 503, 302])
+@pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 502, 503, 302, 405, 413])
 async def test_answer_is_no_fault_of_the_request_when_all_get_it(status: int) -> None:
     """Another attempt may help; a fault of the gateway is named for the breaker."""
     script = Script(lambda what: Answer(status, "x", retry_after="7" if status in {429, 503} else None))
     with pytest.raises(Retry) as caught:
         await calls(script).create(ORDER)
-    assert caught.value.fault == (None if status == 302 else f"HTTP {status}")
+    assert caught.value.fault == (None if status in {302, 405, 413} else f"HTTP {status}")
     assert caught.value.not_before == (7.0 if status in {429, 503} else 0.0)
     assert not caught.value.in_doubt
 
