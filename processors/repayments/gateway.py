@@ -124,13 +124,8 @@ class Gateway:
     """Where it is, with or without /v3, and how it knows us. `timeout` bounds each request, in seconds."""
 
     def __init__(self, sender: Sends, url: str, token: str, timeout: float, agent: str) -> None:
-        self.sender, self.url, self.token, self.timeout, self.agent = (
-            sender,
-            url.rstrip("/").removesuffix("/v3") + PATH,
-            token,
-            timeout,
-            agent,
-        )
+        self.sender, self.timeout, self.agent = sender, timeout, agent
+        self.url, self.token = url.rstrip("/").removesuffix("/v3") + PATH, token
 
     def calls(self, gate: Gate, traceparent: str | None) -> "Calls":
         """The calls of one act, each of which passes its gate."""
