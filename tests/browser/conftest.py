@@ -20,7 +20,7 @@ from tests.support.sites import Site, embedded_site, migrated, services_site, si
 __all__ = ["embedded_site", "migrated", "services_site", "site"]
 
 ARTEFACTS = Path(os.environ.get("AFLUENTE_ARTEFACTS", ROOT / "build/screenshots"))
-DESKTOP = {"width": 1280, "height": 860}
+DESKTOP = {"width": 1200, "height": 780}
 PHONE = {"width": 390, "height": 844}
 
 expect.set_options(timeout=30_000)  # the machine may be busy with something else
@@ -49,7 +49,8 @@ async def browser(chromium: str) -> AsyncIterator[Browser]:
     """One for all tests. Without its sandbox, which does not work for root."""
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"]
+            executable_path=chromium,
+            args=["--no-sandbox", "--disable-dev-shm-usage"],
         )
         yield browser
         await browser.close()

@@ -1,6 +1,7 @@
 """What an operator finds: lists, filters, searches, one row; on a desk and on a phone; whatever others have written."""
 
 import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from playwright.async_api import expect
@@ -25,12 +26,15 @@ async def a_day(admin: AdminPage) -> list[int]:
                 "repayment": {"reference": f"rep-{number}", "value": "1200.00", "status": "PENDING"},
                 "customer": "cus_000005219613",
             },
+            created_at=datetime.now(UTC) - timedelta(minutes=300 - 17 * number),
         )
         for number in range(1, 13)
     ]
     ids = await admin.add(*events, in_flight(), event("failed", held=True, doubts=1))
     emails = [email(("sent", "failed", "pending", "sent")[number % 4], number) for number in range(18)]
     await admin.add(*emails, email("failed", 40, held=True, doubts=1, error_message="no reply after the final dot"))
+    await admin.sql("UPDATE outbox_events SET status = 'pending', attempts = 0 WHERE id = :id", id=ids[0])
+    await admin.sql("UPDATE outbox_events SET status = 'failed', attempts = 3 WHERE id = :id", id=ids[0])
     await admin.add(*batch(41), *(letter_of(ids[n]) for n in (0, 5)), rejected_item(9))
     await admin.add(
         position("splitter", "imports"),
@@ -192,17 +196,21 @@ async def test_every_page_fits_a_phone(embedded_site: Site, person: People, sche
     async with signed_in(
         person, embedded_site, viewport=PHONE, color_scheme=scheme, has_touch=True, is_mobile=True
     ) as (admin, ana):
-        ids = await a_day(admin)
+        first = (await a_day(admin))[0]
+        paths = {name: path.format(event=first) for name, path in PAGES.items()}
+        for name, path in paths.items():
+            await ana.open(path)
+            await expect(ana.tab.locator("h1")).to_be_visible()
+            await ana.picture(name)
         long = "x" * 180
         await admin.add(
             event("failed", event_name=long, last_error=long), email("failed", 99, to=f"{long}@example.com")
         )
-        for name, path in PAGES.items():
-            await ana.open(path.format(event=ids[0]))
+        beyond = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        for path in paths.values():
+            await ana.open(path)
             await expect(ana.tab.locator("h1")).to_be_visible()
-            beyond = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
             assert await ana.tab.evaluate(beyond) <= 0, path
-            await ana.picture(name)
 
 
 PAGES = {
