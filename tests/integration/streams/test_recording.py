@@ -22,7 +22,8 @@ class Recording(Scripted):
         super().__init__()
         self.refuses: dict[str, list[Exception | None]] = {}
         """For a key what its next records raise, one each; None is an error of the database itself."""
-        self.groups: list[int] = []
+        self.cuts = 0
+        """So many records end the connection that they are on."""
 
     async def _act(self, key: str, gate: Gate) -> Mapping[str, object]:
         waits = self._blocked.pop(key, None)  # the first act of a key only
@@ -32,9 +33,11 @@ class Recording(Scripted):
         return {"key": key}
 
     async def record(self, sql: Sql, done: Sequence[tuple[Claim, Mapping[str, object]]]) -> None:
-        self.groups.append(len(done))
         for claim, facts in done:
             await self._write(sql, claim.row_id, facts["key"])
+            if self.cuts:
+                self.cuts -= 1
+                await sql.fetch("SELECT pg_terminate_backend(pg_backend_pid())")
             if self.refuses.get(str(claim.key)):
                 error = self.refuses[str(claim.key)].pop(0)
                 if error is not None:
@@ -152,6 +155,19 @@ async def test_what_went_out_is_recorded_when_the_row_was_failed_meanwhile(stage
         waits.set()
         await stage.status("a", "sent")
     assert await stage.written() == ["a"]
+
+
+async def test_nothing_is_lost_or_written_twice_when_the_connection_breaks_in_a_record(postgres: AsyncEngine) -> None:
+    """A database that is away is waited for, and costs no attempt."""
+    stage = Recorded(postgres)
+    await stage.declare()
+    stage.recording.cuts = 2
+    await stage.publish(*map(first, KEYS))
+    async with running(stage.runtime()):
+        await stage.all_sent(KEYS)
+    assert await stage.written() == KEYS
+    assert set(stage.processor.sent.values()) == {1}
+    assert await stage.count("attempts <> 1 OR doubts > 0") == 0
 
 
 def _is(value: object, wanted: object) -> None:
