@@ -13,11 +13,13 @@ import random
 import ssl
 import time
 from collections.abc import Callable, Coroutine
+from struct import Struct, unpack_from
 from typing import Any, TypeVar
 
 import rstream.connection
 from rstream import exceptions, schema
 from rstream.client import Client
+from rstream.encoding import decode_frame
 
 from streams._rabbitmq_url import Address
 from streams.errors import LogError, LogRefused, StreamMissing, StreamsError
@@ -126,6 +128,7 @@ class Connection:
         doing = f"connecting to {address}"
         try:
             await client.start()
+            _read_confirms_quickly(client)
             connection._watch_reader()
             await connection.ask(client.authenticate(address.vhost, address.username, address.password), doing)
             connection._watchdog = asyncio.create_task(connection._watch_heartbeats(), name=f"watchdog {label}")
@@ -175,6 +178,11 @@ class Connection:
         except Exception as error:
             self.drop(describe(error))
             raise LogError(f"{doing}: {describe(error)}") from error
+
+    async def write(self, frame: bytes) -> None:
+        """Write a frame that is encoded already; for `tell`."""
+        if self.client._conn is not None:
+            await self.client._conn._write_frame_raw(frame)
 
     def drop(self, reason: str) -> None:
         """Declare the connection lost and cut it without ceremony. Nothing waits for a peer that may be gone."""
@@ -238,6 +246,26 @@ class Connection:
 
     def _silence(self) -> float:
         return time.monotonic() - self.client._last_heartbeat
+
+
+_CONFIRM_HEAD = Struct(">HHBI")
+"""Key, version, publisher, number of publishing ids."""
+_CONFIRM_OF_VERSION_1 = b"\x00\x03\x00\x01"
+
+
+def _read_confirms_quickly(client: Client) -> None:
+    """Confirms come for every message: their ids are unpacked at once, where rstream reads them one by one."""
+    connection: Any = client._conn
+
+    async def read_frame() -> schema.Frame:
+        data = await connection._read_frame_raw()
+        if data[:4] == _CONFIRM_OF_VERSION_1 and len(data) >= _CONFIRM_HEAD.size:
+            _, _, publisher, count = _CONFIRM_HEAD.unpack_from(data)
+            if len(data) == _CONFIRM_HEAD.size + 8 * count:
+                return schema.PublishConfirm(publisher, list(unpack_from(f">{count}Q", data, _CONFIRM_HEAD.size)))
+        return decode_frame(data)
+
+    connection.read_frame = read_frame
 
 
 def _ignore(_: object) -> None:

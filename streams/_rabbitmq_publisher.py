@@ -9,8 +9,10 @@ the broker drops what it has already. It also drops a lower id behind a higher o
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from struct import Struct
 
 from rstream import schema
+from rstream.constants import Key
 
 from streams._publishing import check_call
 from streams._rabbitmq_connection import Backoff, Connection
@@ -59,9 +61,8 @@ class _Session:
     async def send(self, messages: dict[int, bytes]) -> None:
         """Send in order of the ids, looking at the connection before every frame. Raises LogError once it is lost."""
         self.unconfirmed = messages
-        for part in _slices(list(messages.items())):
-            frame = self.connection.client.send_publish_frame(schema.Publish(PUBLISHER_ID, part))
-            await self.connection.tell(frame, "publishing")
+        for frame in _frames(list(messages.items())):
+            await self.connection.tell(self.connection.write(frame), "publishing")
             await asyncio.sleep(0)  # let the reader take confirms in; writing alone never yields
 
     async def confirmed(self, timeout: float) -> None:
@@ -195,15 +196,30 @@ class RabbitPublisher:
             self._session = None
 
 
-def _slices(messages: list[tuple[int, bytes]]) -> Iterator[list[schema.Message]]:
-    """Frames of at most SLICE_MESSAGES messages and SLICE_BYTES bytes; a larger message goes alone."""
-    part: list[schema.Message] = []
+_FRAME_HEAD = Struct(">IHHBI")
+"""Length of what follows, key, version, publisher, number of messages."""
+_ENTRY_HEAD = Struct(">QI").pack
+"""Publishing id and length of a message."""
+
+
+def _frames(messages: list[tuple[int, bytes]]) -> Iterator[bytes]:
+    """Frames of at most SLICE_MESSAGES messages and SLICE_BYTES bytes; a larger message goes alone.
+
+    Written by hand, as rstream writes them but for a quarter of its time: it goes through every message three times.
+    """
+    part: list[bytes] = []
     size = 0
     for publishing_id, data in messages:
-        if part and (len(part) == SLICE_MESSAGES or size + len(data) > SLICE_BYTES):
-            yield part
+        if part and (len(part) == 2 * SLICE_MESSAGES or size + len(data) > SLICE_BYTES):
+            yield _frame(part)
             part, size = [], 0
-        part.append(schema.Message(publishing_id, None, data))
+        part += (_ENTRY_HEAD(publishing_id, len(data)), data)
         size += len(data)
     if part:
-        yield part
+        yield _frame(part)
+
+
+def _frame(entries: list[bytes]) -> bytes:
+    body = b"".join(entries)
+    length = _FRAME_HEAD.size - 4 + len(body)
+    return _FRAME_HEAD.pack(length, Key.Publish.value, 1, PUBLISHER_ID, len(entries) // 2) + body
