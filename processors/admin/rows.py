@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Text, and_, cast, func, or_, select, text
+from sqlalchemy import ColumnElement, Text, and_, cast, false, func, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from models.audits import Audit
@@ -125,18 +125,23 @@ def is_in(what: List, state: str) -> ColumnElement[bool]:
 
 
 def _finds(what: List, text: str) -> ColumnElement[bool]:
-    """The number of a row, or what its payload or reference says; of an e-mail its key, message id or error."""
+    """The row of this number; if there is none, what a payload or a reference says; of an e-mail key, id or error."""
     c = what.columns
-    number: ColumnElement[bool] | None = (
-        c.id == int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
-    )
-    if what is not EMAIL_LIST:
-        where = cast(c.payload, Text) if what is EVENT_LIST else c.reference
-        inside: ColumnElement[bool] = where.contains(text, autoescape=True)
-        return inside if number is None else or_(number, inside)
-    if number is not None:
-        return number
-    return or_(c.idempotency_key == text.lower(), c.message_id == text, c.error_message.contains(text, autoescape=True))
+    is_number = text.isascii() and text.isdigit() and len(text) < 19
+    number = c.id == int(text) if is_number else false()
+    if what is EMAIL_LIST:
+        written = or_(c.idempotency_key == text.lower(), c.message_id == text, _says(c.error_message, text))
+        return number if is_number else written
+    says = _says(cast(c.payload, Text) if what is EVENT_LIST else c.reference, text)
+    if not is_number:
+        return says
+    # asked once for the whole statement: no payload is read where there is such a row
+    there = select(what.columns.id).where(number).correlate(None).exists()
+    return or_(number, and_(~there, says))
+
+
+def _says(column: ColumnElement[Any], text: str) -> ColumnElement[bool]:
+    return column.contains(text, autoescape=True)
 
 
 _NAMES = text("""

@@ -1,15 +1,20 @@
 """The page on its socket and on both databases: what it answers, what it refuses, and what it never says."""
 
 import asyncio
+import re
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from structlog.testing import capture_logs
 
+from processors._demo.sink import Sink
 from processors.admin import looking
 from processors.admin.guard import HEADERS
 from streams.logs import open_log
+from streams.testing import eventually
 from tests.integration.processors.admin.conftest import client
+from tests.support.job import Job, people
 from tests.support.page import BATCH, AdminPage, batch, email, event, letter_of, position, rejected_item
 from tests.support.sites import Site
 
@@ -30,6 +35,15 @@ async def fill(admin: AdminPage) -> None:
     [one, *_] = await admin.add(event("failed"), event("sent"), event("pending"))
     await admin.add(email("failed", 1), email("sent", 2), email(None, 3, batch_id=None))
     await admin.add(letter_of(one), rejected_item(4), position("mailer", "recipients"), *batch(5))
+
+
+async def test_number_is_that_of_a_row_before_it_is_a_text(site: Site) -> None:
+    """4 is event 4, and not every payload with a 4 in it; a number that no row has is looked for in payloads."""
+    async with AdminPage(site) as admin, client(admin) as ana:
+        await admin.add(*(event(payload={"repayment": {"reference": f"{n}4-777"}}) for n in range(5)))
+        for text, ids in (("4", ["4"]), ("777", ["5", "4", "3", "2", "1"]), ("04-777", ["1"]), ("%", []), ("_", [])):
+            _, page = await ana.get(f"/events?q={quote(text)}")
+            assert re.findall(r'<a href="/events/(\d+)">', page) == ids, text
 
 
 async def test_every_page_answers_on_both_databases(site: Site) -> None:
@@ -193,6 +207,30 @@ async def test_row_is_retried_once_when_two_people_press_at_once(site: Site) -> 
         assert sorted("já aguarda a sua vez" in text for _, text in answers) == [False, True]
         rows = await admin.sql("SELECT tags FROM audits WHERE event = 'updated'")
         assert [row["tags"] for row in rows] == ["afluente retry by ana"]
+
+
+async def test_mail_that_is_in_mid_send_is_not_retried_and_goes_out_once(services_site: Site, sink: Sink) -> None:
+    """The page says in progress while the mail server thinks about the final dot; one mail (O-41)."""
+    sink.script("dot", delay=12.0, times=1)
+    times: dict[str, Any] = {"ACT_TIMEOUT_SECONDS": "40", "REPLY_TIMEOUT_SECONDS": "40"}
+    async with Job(services_site, sink, **times) as job, AdminPage(services_site) as admin, client(admin) as ana:
+        await job.publish(people(1))
+
+        async def is_claimed() -> int:
+            row = await job.row(1)
+            assert row["lease_until"] is not None
+            return int(row["id"])
+
+        one = await eventually(is_claimed)
+        _, text = await ana.post("/emails/retry", id=one)
+        assert "em andamento, não repetido" in text
+        _, text = await ana.get(f"/emails/{one}")
+        assert "Está sendo enviado agora" in text
+        await job.settled(1, 60)
+        assert (await job.row(1))["status"] == "sent"
+        assert len(sink.mails) == 1
+        _, text = await ana.post("/emails/retry", id=one)
+        assert "já enviado, não repetido" in text
 
 
 async def test_bulk_retry_reads_the_filter_that_was_confirmed_or_refuses(site: Site) -> None:
