@@ -68,6 +68,8 @@ def replay(  # noqa: PLR0913 - each is an option that people type
         entry = _compose.PROCESSORS[name]
         stream = entry.reads(settings) if entry.reads is not None else ""
         moves = await _replay.find(engine, log, name, stream, place, partition)
+        if dry_run and entry.points_at is not None:
+            return moves, await _replay.forecast_rows(engine, log, moves, entry.points_at)
         if not dry_run or entry.new_keys is None:
             return moves, None
         return moves, await _replay.forecast(engine, log, moves, entry.new_keys)
@@ -78,7 +80,7 @@ def replay(  # noqa: PLR0913 - each is an option that people type
         raise fail(ExitCode.USAGE, str(error)) from None
     out.print(_table(name, moves))
     if dry_run:
-        _say_outlook(moves, outlook)
+        _say_outlook(name, moves, outlook)
         return
     _ask(moves, yes)
     with_database(lambda engine: _replay.replay(engine, name, moves, by))
@@ -113,11 +115,13 @@ def _table(name: str, moves: Sequence[Move]) -> Table:
     return table
 
 
-def _say_outlook(moves: Sequence[Move], outlook: Outlook | None) -> None:
-    records, mails, dead = (outlook.records, outlook.mails, outlook.dead) if outlook is not None else (0, 0, 0)
-    if outlook is None:
-        records = sum(move.records for move in moves)
-    out.print(f"would read {records:,} records, {dead:,} of which cannot be taken; mails that would follow: {mails:,}")
+def _say_outlook(name: str, moves: Sequence[Move], outlook: Outlook | None) -> None:
+    found = outlook or Outlook(sum(move.records for move in moves), 0)
+    points = _compose.PROCESSORS[name].points_at is not None
+    follow = (
+        f"requests that would follow: {found.requests:,}" if points else f"mails that would follow: {found.mails:,}"
+    )
+    out.print(f"would read {found.records:,} records, {found.dead:,} of which cannot be taken; {follow}")
     if passed := sum(move.passed for move in moves):
         out.print(f"{passed:,} records that nobody has read would never be read")
     out.print("nothing was changed")

@@ -11,9 +11,11 @@ from typing import Protocol
 
 from pydantic import SecretStr
 
+from models.outbox import OutboxEvent
 from models.registration import MAILABLE
 from processors import admin, intake, outbox_relay
 from processors._amqp import Connection, vhost
+from processors._forecast import Pointer
 from processors._house import House, outbox_limits, repayments_limits
 from processors._management import Management
 from processors._queues import Queues
@@ -230,6 +232,8 @@ class Entry:
     """The name of the stream in which it has a position."""
     new_keys: Callable[[Message], list[str]] | None = None
     """The keys of the e-mails that a record of its stream makes, where they have no row yet. Raises Reject."""
+    points_at: Pointer | None = None
+    """The rows that the records of its stream point at, where they are nothing but hints."""
     needs: tuple[str, ...] = ()
     """Settings that have no default and that only this one requires."""
     database: bool = True
@@ -255,7 +259,12 @@ PROCESSORS: dict[str, Entry] = {
         new_keys=mailer.new_keys,
         needs=("SMTP_HOST", "MAIL_FROM"),
     ),
-    sync.NAME: Entry(_sync, (outbox_spec,), reads=lambda settings: settings.outbox_stream),
+    sync.NAME: Entry(
+        _sync,
+        (outbox_spec,),
+        reads=lambda settings: settings.outbox_stream,
+        points_at=Pointer(OutboxEvent, sync.row_id),
+    ),
     repayments.NAME: Entry(
         _repayments,
         (requests_spec,),

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from processors._audit import audit_position
-from processors._forecast import Forecast, NewKeys
+from processors._forecast import Forecast, NewKeys, Pointer, RowForecast
 from streams import offsets
 from streams.database import dialect, driver_connection
 from streams.errors import StreamsError
@@ -130,11 +130,12 @@ async def _since(log: Log, partition: Partition, bounds: Bounds, since: datetime
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What would follow: so many records read, `dead` of which nobody can take, so many mails."""
+    """What would follow: so many records read, `dead` of which nobody can take, so many mails, so many requests."""
 
     records: int
     dead: int
-    mails: int
+    mails: int = 0
+    requests: int = 0
 
 
 async def forecast(engine: AsyncEngine, log: Log, moves: Sequence[Move], new_keys: NewKeys) -> Outlook:
@@ -146,6 +147,17 @@ async def forecast(engine: AsyncEngine, log: Log, moves: Sequence[Move], new_key
             async for page in log.read(move.partition, move.to, move.end):
                 await seen.add(new_keys, [record.data for record in page])
     return Outlook(seen.records, seen.dead, seen.mails)
+
+
+async def forecast_rows(engine: AsyncEngine, log: Log, moves: Sequence[Move], pointer: Pointer) -> Outlook:
+    """Read what would be read, and look which of the rows it points at are due."""
+    async with engine.connect() as connection:
+        await connection.execution_options(isolation_level="AUTOCOMMIT")
+        seen = RowForecast(connection, pointer)
+        for move in moves:
+            async for page in log.read(move.partition, move.to, move.end):
+                await seen.add(record.data for record in page)
+    return Outlook(seen.records, seen.dead, requests=seen.due)
 
 
 # ---- writing

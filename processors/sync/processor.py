@@ -47,6 +47,15 @@ def event_message(row: Row) -> Message:
     return Message(str(row["id"]), EVENT, 1, row["attempts"] + 1, b"{}")
 
 
+def row_id(message: Message) -> int:
+    """The event that a message points at. Raises Reject."""
+    if message.type != EVENT or message.version != 1:
+        raise Reject("unknown_type", f"sync knows no message of type {message.type[:50]!r} version {message.version}")
+    if not message.id.isascii() or not message.id.isdigit() or len(message.id) > 18:
+        raise Reject("bad_message", "the id of an outbox.event message is the id of a row")
+    return int(message.id)
+
+
 class Sync:
     """See `streams.processor.RowProcessor`."""
 
@@ -72,13 +81,7 @@ class Sync:
     # ---- plan
 
     def plan(self, message: Message) -> RowRef | NewRow:
-        if message.type != EVENT or message.version != 1:
-            raise Reject(
-                "unknown_type", f"sync knows no message of type {message.type[:50]!r} version {message.version}"
-            )
-        if not message.id.isascii() or not message.id.isdigit() or len(message.id) > 18:
-            raise Reject("bad_message", "the id of an outbox.event message is the id of a row")
-        return RowRef(int(message.id))
+        return RowRef(row_id(message))
 
     async def known(self, sql: Sql, rows: Sequence[tuple[NewRow, Row]]) -> None:
         """No message of this stream makes a row."""

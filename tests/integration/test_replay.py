@@ -12,6 +12,7 @@ from processors import _replay
 from processors._compose import PROCESSORS, readers
 from processors._demo.sink import Sink
 from processors._replay import Move, NoSuchPlace, Outlook, Place
+from processors.sync.processor import event_message
 from streams.exit_codes import ExitCode
 from streams.message import Message
 from streams.testing import eventually
@@ -207,6 +208,29 @@ async def test_command_asks_before_it_passes_over_records_that_nobody_has_read(e
 async def are_published(job: Job, count: int) -> None:
     """The splitter has published so many."""
     assert await job.stored() == count
+
+
+async def test_dry_run_of_sync_says_how_many_requests_would_follow(site: Site, sink: Sink) -> None:
+    """Of the events that records point at, twice or once: those that are pending, due, and in nobody's hand."""
+    states = {
+        "due": "'pending', NULL, NULL",
+        "again": "'pending', {past}, {past}",
+        "later": "'pending', {future}, NULL",
+        "in flight": "'pending', NULL, {future}",
+        "sent": "'sent', NULL, NULL",
+        "failed": "'failed', NULL, NULL",
+    }
+    async with Looks(site, sink) as looks:
+        times = {"past": from_now(looks.engine, -60), "future": from_now(looks.engine, 600)}
+        for number, state in enumerate(states.values(), 1):
+            await looks.sql(
+                f"""INSERT INTO outbox_events (id, event_name, payload, status, next_attempt_at, lease_until)
+                VALUES ({number}, 'e', '{{"n": 1}}', {state.format(**times)})"""
+            )
+        hints = [event_message({"id": number, "attempts": 0}).encode() for number in (1, 2, 3, 4, 5, 6, 1, 4711)]
+        await looks.put(*hints, b"\0 no message", stream=looks.settings.outbox_stream)
+        dry = await afluente(looks.environment, "replay", "sync", "--first", "--dry-run")
+    assert "would read 9 records, 1 of which cannot be taken; requests that would follow: 2\nnothing was" in dry.out
 
 
 # ---- places that are not there
