@@ -1,12 +1,20 @@
 """Passwords of the operators' page: hashed by the command line, checked by the page. Argon2id, as RFC 9106 has it."""
 
-from argon2 import PasswordHasher
-from argon2.exceptions import InvalidHashError, VerificationError
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argon2 import PasswordHasher
 
 MIN_LENGTH = 12
 MAX_BYTES = 1024
 
-_HASHER = PasswordHasher()
+
+@cache
+def _hasher() -> "PasswordHasher":
+    from argon2 import PasswordHasher  # noqa: PLC0415 - the command line holds this file, whatever it runs
+
+    return PasswordHasher()
 
 
 class WeakPassword(ValueError):
@@ -19,13 +27,15 @@ def hash_password(password: str) -> str:
         raise WeakPassword(f"a password has at least {MIN_LENGTH} characters")
     if len(password.encode()) > MAX_BYTES:
         raise WeakPassword(f"a password has at most {MAX_BYTES} bytes")
-    return _HASHER.hash(password)
+    return _hasher().hash(password)
 
 
 def is_password(hashed: str, password: str) -> bool:
     """Whether the password has this hash. Takes some 50 ms of a core and 64 MiB, on purpose."""
+    from argon2.exceptions import InvalidHashError, VerificationError  # noqa: PLC0415
+
     try:
         secret = password.encode()
-        return len(secret) <= MAX_BYTES and _HASHER.verify(hashed, secret)
+        return len(secret) <= MAX_BYTES and _hasher().verify(hashed, secret)
     except (VerificationError, InvalidHashError, UnicodeEncodeError):
         return False

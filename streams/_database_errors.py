@@ -1,6 +1,6 @@
 """Which errors of a database mean "try again later", in the words of both drivers and of SQLAlchemy."""
 
-import sqlite3
+import sys
 from collections.abc import Iterator
 
 from sqlalchemy import exc
@@ -18,15 +18,7 @@ _PASSING_CODES = {
     "57P05",  # idle_session_timeout
     "25P03",  # idle_in_transaction_session_timeout
 }
-_PASSING_SQLITE = {
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_PROTOCOL,
-}
+_PASSING_SQLITE = {"BUSY", "LOCKED", "IOERR", "FULL", "CANTOPEN", "READONLY", "PROTOCOL"}
 # The plan of a prepared statement met a table that a migration has just changed; the next try prepares anew.
 _STALE_PLANS = {"InvalidCachedStatementError", "OutdatedSchemaCacheError"}
 
@@ -62,8 +54,10 @@ def _passes(error: BaseException) -> bool:
         return True
     if isinstance(error, exc.TimeoutError | OSError):
         return True
-    if isinstance(error, sqlite3.Error):
-        return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in _PASSING_SQLITE
+    sqlite = sys.modules.get("sqlite3")  # 2 MB that a process on PostgreSQL need not hold
+    if sqlite is not None and isinstance(error, sqlite.Error):
+        code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+        return code in {getattr(sqlite, f"SQLITE_{name}") for name in _PASSING_SQLITE}
     state = getattr(error, "sqlstate", None)
     if isinstance(state, str) and (state in _PASSING_CODES or state.startswith(_PASSING_CLASSES)):
         return True

@@ -7,7 +7,6 @@ together. Everything that is not in a turn is plain SQLModel. Here is the driver
 
 import asyncio
 import re
-import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -87,7 +86,9 @@ class SqliteSql:
         try:
             yield
         except BaseException:
-            with suppress(sqlite3.OperationalError):  # some errors, such as a full disk, roll back by themselves
+            from sqlite3 import OperationalError  # noqa: PLC0415 - 2 MB that a process on PostgreSQL need not hold
+
+            with suppress(OperationalError):  # some errors, such as a full disk, roll back by themselves
                 await self.connection.execute("ROLLBACK")
             raise
         await self.connection.execute("COMMIT")
