@@ -1,6 +1,7 @@
 """The outbox beside its peers: how fast a backlog drains, how prompt an event is, and memory on a large backlog.
 
     python -m bench.outbox [--quick] [--rounds N]          also `make bench-outbox`
+    python -m bench.outbox --write-docs                    put the newest run into docs/performance.md
 
 Drain: 5,000 events committed in one transaction while the worker idles; events per second up to the last POST. Latency:
 100 commits a second for 10 s, from the return of COMMIT to the POST at the receiver. The programs take turns, round by
@@ -22,13 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-from rich.console import Console
-from rich.table import Table
 
-from bench import database, feeds, install, machine, workers
+from bench import database, docs, feeds, install, machine, outbox_report, workers
 from bench.http_sink import TOKEN
+from bench.outbox_report import JOBS, PEERS, POLLER, PRODUCT
 from bench.places import HOST, LOG_URL, RESULTS, ROOT, WORK, free_port, say
-from bench.report import spread
 from streams.log import StreamSpec
 from streams.logs import open_log
 
@@ -39,8 +38,6 @@ INSERT INTO outbox_events (event_name, payload) SELECT '{EVENT}', $1::jsonb FROM
 DEFER = """
 SELECT procrastinate_defer_jobs_v1(array_agg(ROW('outbox', 'deliver', 0, NULL, NULL, jsonb_build_object('event_id', id),
     NULL)::procrastinate_job_to_defer_v1)) FROM unnest($1::bigint[]) AS id"""
-PRODUCT, POLLER, JOBS = "afluente", "poller + aiohttp", "procrastinate + aiohttp"
-PEERS = (POLLER, JOBS)
 _numbers = count(4001)
 
 
@@ -246,51 +243,23 @@ async def backlog(events: int) -> dict[str, Any]:
 async def everything(rounds: int, quick: bool) -> dict[str, Any]:
     """All programs in turn, then the backlog."""
     runs: dict[str, list[Run]] = {name: [] for name in (PRODUCT, *PEERS)}
-    async with database.template():
+    about: dict[str, Any] = {
+        "made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "commit": machine.commit(),
+        "rounds": rounds,
+    }
+    on = machine.describe()
+    about |= {"quick": quick, "machine": on, "load_before": machine.load()}
+    begun = time.monotonic()
+    async with database.template() as on["postgresql"]:
         for _ in range(rounds):
             for name, each in runs.items():
                 run = await measure(name, 1000 if quick else 5000, 2 if quick else 10)
                 each.append(run)
                 say(f"bench: {name}: {run.drain_per_s:,.0f}/s, p50 {run.p50_ms:.1f} ms, p99 {run.p99_ms:.1f} ms")
         memory = await backlog(5000 if quick else 100_000)
-    return {"commit": machine.commit(), "runs": {n: [asdict(run) for run in each] for n, each in runs.items()}} | {
-        "memory": memory
-    }
-
-
-def summary(found: dict[str, Any]) -> dict[str, float]:
-    """Medians; the ratio is to the fastest peer, round by round."""
-    runs = found["runs"]
-    best = [max(each) for each in zip(*([run["drain_per_s"] for run in runs[name]] for name in PEERS), strict=True)]
-    ours = runs[PRODUCT]
-    ratio = statistics.median(run["drain_per_s"] / peer for run, peer in zip(ours, best, strict=True))
-    return {
-        "drain_events_per_s": round(statistics.median(run["drain_per_s"] for run in ours)),
-        "ratio_to_best_peer": round(ratio, 3),
-        "p50_ms": round(statistics.median(run["p50_ms"] for run in ours), 2),
-        "p99_ms": round(statistics.median(run["p99_ms"] for run in ours), 2),
-        "peak_mb": round(found["memory"]["peak_mb"], 1),
-    }
-
-
-def show(found: dict[str, Any]) -> None:
-    """A table of the rounds, a line on memory."""
-    table = Table("program", "events/s", "CPU s/1,000", "p50 ms", "p99 ms", "repeated", title="Outbox: median (range)")
-    columns: tuple[tuple[str, str], ...] = (
-        ("drain_per_s", ",.0f"),
-        ("cpu", ".3f"),
-        ("p50_ms", ".1f"),
-        ("p99_ms", ".1f"),
-    )
-    for name, runs in found["runs"].items():
-        cells = [spread([run[figure] for run in runs], form) for figure, form in columns]
-        table.add_row(name, *cells, str(sum(run["repeated"] for run in runs)))
-    Console(width=120).print(table)
-    m = found["memory"]
-    print(
-        f"backlog of {m['events']:,}: {m['seconds']} s, {m['early_mb']:.0f} MB early, {m['late_mb']:.0f} MB late, "
-        f"peak {m['peak_mb']:.0f} MB; posted {m['posted']:,}, repeated {m['repeated']}"
-    )
+    about |= {"seconds": round(time.monotonic() - begun), "load_after": machine.load()}
+    return about | {"runs": {n: [asdict(run) for run in each] for n, each in runs.items()}, "memory": memory}
 
 
 def main() -> None:
@@ -298,16 +267,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.outbox", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a look; its figures prove nothing")
     parser.add_argument("--rounds", type=int, default=3, help="rounds (default 3)")
+    parser.add_argument("--write-docs", action="store_true", help="put the newest run into docs/performance.md")
     arguments = parser.parse_args()
+    if arguments.write_docs:
+        docs.write_outbox()
+        return
     WORK.mkdir(parents=True, exist_ok=True)
     install.services()
     install.peers()
     found = asyncio.run(everything(1 if arguments.quick else arguments.rounds, arguments.quick))
     RESULTS.mkdir(exist_ok=True)
-    name = f"outbox-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.json"
+    kind = "outbox-quick" if arguments.quick else "outbox"
+    name = f"{kind}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.json"
     (RESULTS / name).write_text(json.dumps(found, indent=1))
-    show(found)
-    print(json.dumps(summary(found)))
+    outbox_report.show(found)
+    print(json.dumps(outbox_report.summary(found)))
 
 
 if __name__ == "__main__":
