@@ -173,7 +173,7 @@ class Settings(BaseSettings):
     )
 
     # engine
-    turn_records: PositiveInt = Field(500, description="The most records that one turn of a processor takes")
+    turn_records: PositiveInt = Field(300, description="The most records that one turn of a processor takes")
     slots: PositiveInt = Field(16, description="How many rows of one process are acted upon at once")
     in_doubt_limit: PositiveInt | None = Field(
         None, description="How many mails of one process a kill may repeat at most; empty: as many as slots"

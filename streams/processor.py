@@ -32,7 +32,7 @@ clock = _boot_clock()
 class Limits:
     """Bounds of one process. Times in seconds. `settings.check_lease` refuses combinations that break the protocol."""
 
-    turn_records: int = 500
+    turn_records: int = 300
     slots: int = 16
     in_doubt: int = 16
     recovery: RecoveryPolicy = RecoveryPolicy()
