@@ -53,7 +53,9 @@ def _of_rows(counts: list[state.Counts]) -> list[Attention]:
     for one in counts:
         path, names = one.what.path, _NAMES[one.what.path]
         if failed := one.states["failed"]:
-            found.append(Attention(f"{several(failed, *names)} sem tentativas", f"/{path}?state=failed", True))
+            found.append(
+                Attention(f"{several(failed, *names)} com tentativas esgotadas", f"/{path}?state=failed", True)
+            )
         if held := one.states["held"]:
             found.append(Attention(f"{several(held, *names)} à espera de decisão", f"/{path}?state=held", True))
     return found

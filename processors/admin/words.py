@@ -145,6 +145,18 @@ def money(value: Decimal | None) -> str:
 # ---- texts of others
 
 
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object; one in which a name comes twice would lose something by being written anew."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name comes twice")
+    return found
+
+
 def pretty(text: str | bytes | None) -> str:
     """JSON with its lines indented, its numbers as they were written; any other text as it is. Never fails."""
     if text is None:
@@ -155,7 +167,13 @@ def pretty(text: str | bytes | None) -> str:
     if shown != text:
         return f"{shown}\n[… cortado: {number(len(text))} caracteres]"
     try:
-        value = json.loads(text, parse_float=orjson.Fragment, parse_int=orjson.Fragment)
+        value = json.loads(
+            text,
+            parse_float=orjson.Fragment,
+            parse_int=orjson.Fragment,
+            parse_constant=_refuse,
+            object_pairs_hook=_object,
+        )
         if isinstance(value, dict | list):
             return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
     except (ValueError, TypeError, RecursionError, orjson.JSONEncodeError):

@@ -51,12 +51,12 @@ async def test_overview_names_what_needs_a_person(embedded_site: Site, person: P
         await a_day(admin)
         await ana.open("/")
         attention = ana.tab.get_by_role("region", name="O que exige atenção")
-        await expect(attention.get_by_role("link", name="3 eventos sem tentativas")).to_be_visible()
+        await expect(attention.get_by_role("link", name="3 eventos com tentativas esgotadas")).to_be_visible()
         await expect(attention.get_by_role("link", name="1 e-mail à espera de decisão")).to_be_visible()
         await expect(attention.get_by_role("link", name="mailer, partição 1 de recipients: em pausa")).to_be_visible()
         await expect(attention.get_by_role("link", name="sync, partição 0 de outbox: parada")).to_be_visible()
         await expect(attention.get_by_role("link", name="3 mensagens mortas em aberto")).to_be_visible()
-        await attention.get_by_role("link", name="3 eventos sem tentativas").click()
+        await attention.get_by_role("link", name="3 eventos com tentativas esgotadas").click()
         await expect(ana.tab.locator("tbody tr")).to_have_count(3)
 
 

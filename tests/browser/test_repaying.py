@@ -89,9 +89,14 @@ async def all_events_sent(admin: AdminPage) -> None:
     await eventually(are_sent, 60)
 
 
-async def test_page_answers_before_anybody_has_looked_at_the_request(site: Site, person: People, asaas: Asaas) -> None:
+async def test_page_answers_before_anybody_has_looked_at_the_request(
+    services_site: Site, person: People, asaas: Asaas
+) -> None:
     """It is in the stream, and that is all: no call to the gateway, no row. Sent again, it is the same request."""
-    async with Repaying(site, asaas, processors=("repayments",)) as desk, signed_in(person, site) as (admin, ana):
+    async with (
+        Repaying(services_site, asaas, processors=("repayments",)) as desk,
+        signed_in(person, services_site) as (admin, ana),
+    ):
         payment = await desk.payment(asaas.charge())
         await desk.stop()
         reference = await ask(ana, payment, parts=1)

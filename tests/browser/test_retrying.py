@@ -54,9 +54,9 @@ async def test_one_is_retried_from_its_own_page(site: Site, person: People) -> N
         await expect(ana.tab.locator(".history")).to_contain_text("afluente retry by ana")
 
 
-async def test_those_that_were_ticked_are_retried(site: Site, person: People) -> None:
+async def test_those_that_were_ticked_are_retried(services_site: Site, person: People) -> None:
     """All of a page with one click, or some; others stay as they are."""
-    async with signed_in(person, site) as (admin, ana):
+    async with signed_in(person, services_site) as (admin, ana):
         ids = await admin.add(*(email("failed", n) for n in range(4)), email("sent", 9))
         await ana.open("/emails")
         button = ana.tab.get_by_role("button", name="Repetir os marcados")
@@ -73,9 +73,9 @@ async def test_those_that_were_ticked_are_retried(site: Site, person: People) ->
         await audited(admin, "email_dispatches", ids[1:4])
 
 
-async def test_all_of_a_filter_are_retried_after_their_number_was_shown(site: Site, person: People) -> None:
+async def test_all_of_a_filter_are_retried_after_their_number_was_shown(services_site: Site, person: People) -> None:
     """Neither those of another event, nor held ones, nor one that failed after the question."""
-    async with signed_in(person, site) as (admin, ana):
+    async with signed_in(person, services_site) as (admin, ana):
         ids = await admin.add(*(event("failed", event_name="a.b") for _ in range(60)))
         [other, held] = await admin.add(event("failed"), event("failed", event_name="a.b", held=True))
         await ana.open("/events?name=a.b")
@@ -92,9 +92,9 @@ async def test_all_of_a_filter_are_retried_after_their_number_was_shown(site: Si
         await audited(admin, "outbox_events", ids[:2])
 
 
-async def test_what_changed_since_the_list_was_shown_is_refused_by_name(site: Site, person: People) -> None:
+async def test_what_changed_since_the_list_was_shown_is_refused_by_name(embedded_site: Site, person: People) -> None:
     """In flight, sent, held, waiting, gone: each says why, and the one that failed is retried all the same."""
-    async with signed_in(person, site) as (admin, ana):
+    async with signed_in(person, embedded_site) as (admin, ana):
         ids = await admin.add(*(event("failed") for _ in range(6)))
         await ana.open("/events")
         await ana.tab.get_by_label("Marcar todas as que falharam nesta página").check()
@@ -135,10 +135,12 @@ async def test_viewer_finds_nothing_to_press(embedded_site: Site, person: People
 # ---- with the engine
 
 
-async def test_event_that_failed_is_sent_once_after_a_retry(site: Site, person: People, receiver: Receiver) -> None:
+async def test_event_that_failed_is_sent_once_after_a_retry(
+    services_site: Site, person: People, receiver: Receiver
+) -> None:
     """pending with attempts 0 while the engine rests; then one request more, and sent."""
     receiver.script = lambda request: Reply(503)
-    async with Outbox(site, receiver) as outbox, signed_in(person, site) as (admin, ana):
+    async with Outbox(services_site, receiver) as outbox, signed_in(person, services_site) as (admin, ana):
         one = await outbox.insert()
         await outbox.is_now(one, "failed")
         await outbox.stop()
@@ -156,11 +158,14 @@ async def test_event_that_failed_is_sent_once_after_a_retry(site: Site, person: 
 
 
 async def test_retry_of_an_event_that_is_being_sent_is_refused_and_it_is_sent_once(
-    site: Site, person: People, receiver: Receiver
+    services_site: Site, person: People, receiver: Receiver
 ) -> None:
     """The list is a minute old; somebody else was quicker, and the request is on its way (O-41)."""
     receiver.script = lambda request: Reply(503)
-    async with Outbox(site, receiver, OUTBOX_TIMEOUT_SECONDS="60") as outbox, signed_in(person, site) as (admin, ana):
+    async with (
+        Outbox(services_site, receiver, OUTBOX_TIMEOUT_SECONDS="60") as outbox,
+        signed_in(person, services_site) as (admin, ana),
+    ):
         one = await outbox.insert()
         await outbox.is_now(one, "failed")
         await ana.open("/events")

@@ -12,10 +12,10 @@ from tests.support.sites import Site
 
 
 async def test_stranger_is_led_to_the_form_and_from_there_to_the_page_that_was_asked_for(
-    site: Site, person: People
+    embedded_site: Site, person: People
 ) -> None:
     """Nothing of a row is shown before; the name on the page is that of who signed in."""
-    async with AdminPage(site) as admin:
+    async with AdminPage(embedded_site) as admin:
         [one] = await admin.add(event("failed"))
         ana = await person(admin)
         await ana.open(f"/events/{one}")
@@ -85,9 +85,9 @@ async def test_session_ends_by_sign_out_and_by_itself(embedded_site: Site, perso
         await expect(ana.tab.get_by_role("heading", name="Entrar")).to_be_visible()
 
 
-async def test_form_with_a_wrong_token_is_refused(site: Site, person: People) -> None:
+async def test_form_with_a_wrong_token_is_refused(embedded_site: Site, person: People) -> None:
     """A token of another session is one as well: 403, and the row is as it was."""
-    async with signed_in(person, site) as (admin, ana):
+    async with signed_in(person, embedded_site) as (admin, ana):
         [one] = await admin.add(event("failed"))
         bia = await person(admin)
         await bia.sign_in("bia")
@@ -105,9 +105,9 @@ async def test_form_with_a_wrong_token_is_refused(site: Site, person: People) ->
         assert await admin.state("outbox_events", one) == ("failed", 3)
 
 
-async def test_viewer_who_forges_the_form_gets_403(site: Site, person: People) -> None:
+async def test_viewer_who_forges_the_form_gets_403(services_site: Site, person: People) -> None:
     """A good session and a good token of somebody who may only look (O-42)."""
-    async with signed_in(person, site, "bia") as (admin, bia):
+    async with signed_in(person, services_site, "bia") as (admin, bia):
         [one] = await admin.add(event("failed"))
         token = await bia.tab.locator("input[name=token]").first.input_value()
         for path in ("/events/retry", "/events/retry-all", "/requests/new"):
@@ -145,10 +145,12 @@ async def posted(one: Person, path: str, token: str, ids: Sequence[int]) -> int:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_page_of_somebody_else_changes_nothing(site: Site, person: People, receiver: Receiver, host: str) -> None:
+async def test_page_of_somebody_else_changes_nothing(
+    embedded_site: Site, person: People, receiver: Receiver, host: str
+) -> None:
     """Pictures, prefetches, frames, addresses that are opened, a form that sends itself: by a browser that is signed
     in, from a neighbour (another port of this host) and from another site (O-42)."""
-    async with signed_in(person, site) as (admin, ana):
+    async with signed_in(person, embedded_site) as (admin, ana):
         ids = await admin.add(*(event("failed") for _ in range(3)))
         query = "&".join(f"id={row_id}" for row_id in ids)
         target = f"{admin.url}/events/retry?{query}"

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from argon2 import PasswordHasher
+from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlmodel.ext.asyncio.session import AsyncSession
 
 from models.tables import DeadLetter, EmailDispatch, ImportBatch, ImportSlice, OutboxEvent, ProcessorOffset
@@ -37,10 +38,12 @@ BATCH = "d332228b11f3f26877c00892394a2b17005e891e115ce9422ab5b87d14896227"
 class AdminPage(Looks):
     """Serves while the block lasts. `clock` is moved by hand; the database has its own."""
 
-    def __init__(self, site: Site, *, log: Log | None = None, **changes: object) -> None:
-        """`log` in place of the site's own, for the page alone."""
+    def __init__(
+        self, site: Site, *, log: Log | None = None, engine: AsyncEngine | None = None, **changes: object
+    ) -> None:
+        """`log` and `engine` in place of the site's own, for the page alone."""
         super().__init__(site, Sink(), **{**SETTINGS, **changes})
-        self._log_of_page = log or self.log
+        self._log_of_page, self._engine_of_page = log or self.log, engine or self.engine
         self.clock = MovableClock()
         self._stop = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
@@ -48,7 +51,9 @@ class AdminPage(Looks):
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
-        office = open_office(self.settings, self.engine, self._log_of_page, self.clock.time, self.clock.monotonic)
+        office = open_office(
+            self.settings, self._engine_of_page, self._log_of_page, self.clock.time, self.clock.monotonic
+        )
         admin = Admin(office)
         self.url = f"http://127.0.0.1:{admin.port}"
         self._serving = asyncio.create_task(admin.run(self._stop))

@@ -9,7 +9,7 @@ import aiohttp
 
 from tests.support.page import PASSWORD, AdminPage
 
-_TOKEN = re.compile(r'name="token" value="([0-9a-f]{64})"')
+TOKEN = re.compile(r'name="token" value="([0-9a-f]{64})"')
 
 
 class Client:
@@ -40,11 +40,11 @@ class Client:
     async def sign_in(self, user: str = "ana", password: str = PASSWORD) -> None:
         """Through the form; its session's token is used from now on."""
         _, page = await self.get("/login")
-        self.token = _TOKEN.findall(page)[0]
+        self.token = TOKEN.findall(page)[0]
         answer, _ = await self.post("/login", user=user, password=password, next="/")
         assert answer.status == 303, answer.status
         _, page = await self.get("/")
-        self.token = _TOKEN.findall(page)[0]
+        self.token = TOKEN.findall(page)[0]
 
 
 @asynccontextmanager

@@ -11,11 +11,12 @@ from structlog.testing import capture_logs
 from processors._demo.sink import Sink
 from processors.admin import looking
 from processors.admin.guard import HEADERS
+from streams.database import connect
 from streams.logs import open_log
 from streams.testing import eventually
-from tests.integration.processors.admin.conftest import client
+from tests.integration.processors.admin.conftest import TOKEN, client
 from tests.support.job import Job, people
-from tests.support.page import BATCH, AdminPage, batch, email, event, letter_of, position, rejected_item
+from tests.support.page import BATCH, PASSWORD, AdminPage, batch, email, event, letter_of, position, rejected_item
 from tests.support.sites import Site
 
 PAGES = (
@@ -171,6 +172,21 @@ async def test_page_that_fails_tells_nothing_of_why(embedded_site: Site) -> None
         assert answer.status == 500
         assert "processor_offsets" not in text
         assert answer.headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
+
+
+async def test_database_that_is_away_is_said(embedded_site: Site) -> None:
+    """Whoever signs in meanwhile reads that, and not that the page is broken."""
+    away = connect("postgresql+asyncpg://nobody@127.0.0.1:1/nothing", "test")
+    async with AdminPage(embedded_site, engine=away) as admin, client(admin, None) as ana:
+        _, text = await ana.get("/login")
+        ana.token = TOKEN.findall(text)[0]
+        answer, _ = await ana.post("/login", user="ana", password=PASSWORD, next="/")
+        assert answer.status == 303
+        for path in ("/", "/events", "/letters"):
+            answer, text = await ana.get(path)
+            assert answer.status == 503, path
+            assert "O banco de dados não responde" in text
+    await away.dispose()
 
 
 async def test_look_that_takes_too_long_is_ended_and_said(services_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

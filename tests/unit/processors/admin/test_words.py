@@ -44,11 +44,24 @@ def test_json_is_indented_and_its_numbers_keep_their_form() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["HTTP 503", "", '"text"', "{", "NaN", "[" * 100_000, '{"a": NaN}', "\ud800", '["\\ud800"]', "1" * 5000]
+    "text",
+    [
+        "HTTP 503",
+        "",
+        '"text"',
+        "{",
+        "NaN",
+        "[" * 100_000,
+        '{"a": NaN}',
+        '{"a": 1, "a": 2}',
+        "\ud800",
+        '["\\ud800"]',
+        "1" * 5000,
+    ],
 )
 def test_any_other_text_is_shown_as_it_is(text: str) -> None:
     """Nothing that a server answered makes the page fail."""
-    assert pretty(text)[:50] == text[:50] or text == '{"a": NaN}'
+    assert pretty(text) == text
 
 
 def test_bytes_and_long_texts_are_shown_too() -> None:
