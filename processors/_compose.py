@@ -31,6 +31,7 @@ from processors.repayments.gateway import Gateway
 from processors.splitter import processor as splitter
 from processors.sync import processor as sync
 from streams.dead_letter_tail import DeadLetterTail
+from streams.listener import Listener
 from streams.log import StreamSpec
 from streams.message import Message
 from streams.relay import Relay, Source, Tail
@@ -125,11 +126,12 @@ def _outbox_relay(house: House) -> Runner:
     ]
     days = s.outbox_retention_days
     pruner = Pruner(house.engine, days, house.limits.database_away) if days else None
-    return OutboxRelay([_relay(house, source) for source in sources], pruner)
+    listener = Listener(house.engine)
+    return OutboxRelay([_relay(house, source, listener) for source in sources], pruner)
 
 
-def _relay(house: House, source: Source) -> Relay:
-    return Relay(source, house.log, house.engine, house.limits, house.metrics)
+def _relay(house: House, source: Source, listener: Listener) -> Relay:
+    return Relay(source, house.log, house.engine, house.limits, house.metrics, listener=listener)
 
 
 class _Connections(Protocol):

@@ -13,14 +13,15 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from streams import offsets, telemetry
-from streams.database import Dialect, dialect, driver_connection, is_away
+from streams.database import Dialect, dialect
 from streams.errors import LogError
+from streams.listener import Listener
 from streams.log import Log, Partition, Publisher, route
 from streams.message import Message
 from streams.processor import Limits, RowTable
@@ -28,9 +29,6 @@ from streams.rows import Rows
 from streams.sql import Database, KeptDatabase, Row, Sql
 
 log = structlog.get_logger(__name__)
-
-CHANNEL = "afluente_relay"
-"""What the database notifies when a row has become due by itself (docs/life-of-a-row.md)."""
 
 
 class Due(Protocol):
@@ -124,7 +122,9 @@ class Relay:
         limits: Limits,
         metrics: telemetry.Metrics,
         step: Callable[[str], None] = lambda name: None,
+        listener: Listener | None = None,
     ) -> None:
+        """`listener` is shared with the other relays of the process, where there are any."""
         self.tail, self._log, self._engine = tail, target, engine
         self._limits = limits
         self._metrics, self._step = metrics, step
@@ -133,13 +133,14 @@ class Relay:
         self._kept = KeptDatabase(engine, limits.database_away)
         self._partitions: list[Partition] = []
         self._publishers: dict[int, Publisher] = {}
+        self._listener = listener or Listener(engine)
         self._wake = asyncio.Event()
         self._repeat_at = 0.0
 
     async def run(self, stop: asyncio.Event) -> None:
         """Relay until `stop`."""
         self._partitions = await self._log.partitions(self.tail.stream)
-        listening = asyncio.create_task(self._listen())
+        self._listener.add(self._wake, self.tail.wakes_on)
         stopping = asyncio.create_task(self._wake_at(stop))
         try:
             backoff = 0.5
@@ -156,8 +157,8 @@ class Relay:
                     if not busy:
                         await self._pause(self._limits.relay_poll)
         finally:
-            for task in (listening, stopping):
-                task.cancel()
+            self._listener.remove(self._wake)
+            stopping.cancel()
             for publisher in self._publishers.values():
                 await publisher.close()
             await self._kept.close()
@@ -226,34 +227,3 @@ class Relay:
     async def _wake_at(self, stop: asyncio.Event) -> None:
         await stop.wait()
         self._wake.set()
-
-    async def _listen(self) -> None:
-        """Hold a connection that hears NOTIFY; while there is none, polling serves."""
-        if dialect(self._engine) != "postgresql":
-            return
-
-        def notified(_connection: Any, _pid: int, _channel: str, about: str) -> None:
-            if about in ("", self.tail.wakes_on):
-                self._wake.set()
-
-        while True:
-            try:
-                async with driver_connection(self._engine) as connection:
-                    await connection.add_listener(CHANNEL, notified)
-                    try:
-                        await _lost(connection)
-                    finally:
-                        with suppress(Exception):
-                            await connection.remove_listener(CHANNEL, notified)
-            except Exception as error:
-                if not is_away(error):
-                    raise
-            await asyncio.sleep(1.0)
-
-
-async def _lost(connection: Any) -> None:
-    """Wait until the connection is gone."""
-    gone = asyncio.Event()
-    connection.add_termination_listener(lambda _: gone.set())
-    if not connection.is_closed():
-        await gone.wait()
