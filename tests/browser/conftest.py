@@ -1,4 +1,4 @@
-"""A real browser, one for all tests; a fresh context, as of another person's machine, for each. A missing one fails."""
+"""A real browser; a fresh context, as of another person's machine, for each. A missing one fails."""
 
 import os
 import re
@@ -44,9 +44,9 @@ def chromium() -> str:
     return found
 
 
-@pytest_asyncio.fixture(loop_scope="session", scope="session")
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
 async def browser(chromium: str) -> AsyncIterator[Browser]:
-    """One for all tests. Without its sandbox, which does not work for root."""
+    """One for each file of tests, so that none runs beside other folders' tests. Root cannot have its sandbox."""
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
             executable_path=chromium,
