@@ -216,7 +216,8 @@ async def test_a_partition_begins_paused_when_the_processor_is_paused(stage: Sta
         await place(database, NAME, unknown, 5)
         await offsets.create(database, "another", unknown, 5)
         position, other = [await offsets.load(database, name, unknown) for name in (NAME, "another")]
-    assert position is not None and other is not None
+    assert position is not None
+    assert other is not None
     assert (position.next_offset, position.paused, position.paused_reason) == (5, True, "a test")
     assert (other.paused, other.paused_reason) == (False, None)
 
