@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Quota:
-    """How many bytes a connection carries to the target before it is held back: so that a fault meets work half done."""
+    """How many bytes a connection carries to the target before it is held back: so a fault meets work half done."""
 
     def __init__(self) -> None:
         self._limit: int | None = None
