@@ -128,7 +128,7 @@ class Connection:
         doing = f"connecting to {address}"
         try:
             await client.start()
-            _read_confirms_quickly(client)
+            _read_quickly(client)
             connection._watch_reader()
             await connection.ask(client.authenticate(address.vhost, address.username, address.password), doing)
             connection._watchdog = asyncio.create_task(connection._watch_heartbeats(), name=f"watchdog {label}")
@@ -248,24 +248,34 @@ class Connection:
         return time.monotonic() - self.client._last_heartbeat
 
 
-_CONFIRM_HEAD = Struct(">HHBI")
-"""Key, version, publisher, number of publishing ids."""
-_CONFIRM_OF_VERSION_1 = b"\x00\x03\x00\x01"
+_CONFIRM, _DELIVER = b"\x00\x03\x00\x01", b"\x00\x08\x00\x01"
+"""Key and version of the frames that come in numbers, or large."""
+_CONFIRM_HEAD = Struct(">4xBI")
+"""Publisher and number of publishing ids."""
+_DELIVER_HEAD = Struct(">4xBbbHIqQQIIII")
+"""The fields of `schema.Deliver` but the last, which is all that follows."""
 
 
-def _read_confirms_quickly(client: Client) -> None:
-    """Confirms come for every message: their ids are unpacked at once, where rstream reads them one by one."""
+def _read_quickly(client: Client) -> None:
+    """Have it decode by `_decode`, where rstream reads ids one by one and copies a chunk twice more."""
     connection: Any = client._conn
 
     async def read_frame() -> schema.Frame:
-        data = await connection._read_frame_raw()
-        if data[:4] == _CONFIRM_OF_VERSION_1 and len(data) >= _CONFIRM_HEAD.size:
-            _, _, publisher, count = _CONFIRM_HEAD.unpack_from(data)
-            if len(data) == _CONFIRM_HEAD.size + 8 * count:
-                return schema.PublishConfirm(publisher, list(unpack_from(f">{count}Q", data, _CONFIRM_HEAD.size)))
-        return decode_frame(data)
+        return _decode(await connection._read_frame_raw())
 
     connection.read_frame = read_frame
+
+
+def _decode(data: bytearray) -> schema.Frame:
+    """As rstream's `decode_frame`, which judges whatever is not exactly one of the two."""
+    if data[:4] == _CONFIRM and len(data) >= _CONFIRM_HEAD.size:
+        publisher, count = _CONFIRM_HEAD.unpack_from(data)
+        if len(data) == _CONFIRM_HEAD.size + 8 * count:
+            return schema.PublishConfirm(publisher, list(unpack_from(f">{count}Q", data, _CONFIRM_HEAD.size)))
+    if data[:4] == _DELIVER and len(data) >= _DELIVER_HEAD.size:
+        fields: list[Any] = [*_DELIVER_HEAD.unpack_from(data), bytes(memoryview(data)[_DELIVER_HEAD.size :])]
+        return schema.Deliver(*fields)
+    return decode_frame(bytes(data))
 
 
 def _ignore(_: object) -> None:

@@ -4,10 +4,10 @@ import asyncio
 from typing import Any
 
 import pytest
-import rstream.connection
-import rstream.encoding
+import rstream
 from rstream import schema
 
+from streams import _rabbitmq_connection
 from streams._rabbitmq_subscription import CREDIT
 from streams.log import Bounds, Partition, Record, Subscription
 from streams.testing import NotingOwner, collect, eventually
@@ -198,16 +198,16 @@ async def test_reader_that_died_is_replaced_when_a_frame_cannot_be_decoded(
     subscription = await (await rabbit.new_log()).subscribe(partition, "readers", owner)
     await rabbit.publish(partition, numbered(0, 10))
     await read_until(subscription, owner, 10)
-    broken = [True]
+    broken, decode = [True], _rabbitmq_connection._decode
 
-    def decode_badly_once(data: bytes) -> schema.Frame:
-        frame = rstream.encoding.decode_frame(data)
+    def decode_badly_once(data: bytearray) -> schema.Frame:
+        frame = decode(data)
         if isinstance(frame, schema.Deliver) and broken:
             broken.clear()
             raise ValueError("Invalid checksum")
         return frame
 
-    monkeypatch.setattr(rstream.connection, "decode_frame", decode_badly_once)
+    monkeypatch.setattr(_rabbitmq_connection, "_decode", decode_badly_once)
     await rabbit.publish(partition, numbered(10, 20))  # the read that waits already decodes as before
     await read_until(subscription, owner, 20)
     await rabbit.publish(partition, numbered(20, 30))
