@@ -5,6 +5,7 @@ from http import HTTPStatus
 import structlog
 from sqlalchemy.exc import DBAPIError
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from processors.admin import pages_login, pages_repayments, pages_rows, pages_state
 from processors.admin.access import Endpoint, asks, changes, looks
@@ -57,7 +58,7 @@ def _routes() -> list[BaseRoute]:
         _get("/login", pages_login.ask),
         _post("/login", pages_login.sign_in),
         _post("/logout", asks(pages_login.sign_out)),
-        Mount("/static", _Named("static", StaticFiles(directory=HERE / "static"))),
+        Mount("/static", _Files(directory=HERE / "static")),
     ]
 
 
@@ -97,15 +98,17 @@ def _named(path: str, endpoint: Endpoint) -> Endpoint:
     return named
 
 
-class _Named:
-    """The same for files; they may be kept, since nobody's data are in them."""
-
-    def __init__(self, route: str, app: ASGIApp) -> None:
-        self._route, self._app = route, app
+class _Files(StaticFiles):
+    """Our style sheet, script and icon. A browser may keep them, and asks whether they are still the same."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope.setdefault("state", {})["route"] = self._route
-        await self._app(scope, receive, send)
+        async def kept(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["Cache-Control"] = "no-cache"
+            await send(message)
+
+        scope.setdefault("state", {})["route"] = "static"
+        await super().__call__(scope, receive, kept)
 
 
 # ---- when something goes wrong

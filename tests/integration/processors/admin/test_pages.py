@@ -62,6 +62,20 @@ async def test_every_page_answers_on_both_databases(site: Site) -> None:
             assert "server" not in answer.headers
 
 
+async def test_files_of_the_page_are_asked_for_anew_only_when_they_have_changed(embedded_site: Site) -> None:
+    """They are nobody's data, unlike all else; and there is nothing beside them."""
+    async with AdminPage(embedded_site) as admin, client(admin, None) as nobody:
+        for name in ("admin.css", "admin.js", "icon.svg"):
+            answer, _ = await nobody.get(f"/static/{name}")
+            assert (answer.status, answer.headers["cache-control"]) == (200, "no-cache")
+            answer, _ = await nobody.get(f"/static/{name}", headers={"If-None-Match": answer.headers["etag"]})
+            assert answer.status == 304
+            assert answer.headers["x-content-type-options"] == "nosniff"
+        for path in ("/static/", "/static/none", "/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py"):
+            answer, _ = await nobody.get(path)
+            assert answer.status == 404, path
+
+
 async def test_stranger_sees_no_page_and_sends_no_form(site: Site) -> None:
     """Every address but the form for signing in and its files leads there."""
     async with AdminPage(site) as admin, client(admin, None) as nobody:
