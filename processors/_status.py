@@ -5,6 +5,7 @@ are asked of the log, or are those last seen by the processors when the log does
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,10 +13,14 @@ from datetime import datetime
 from sqlalchemy import RowMapping, bindparam, func, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from models.tables import DeadLetter, EmailDispatch, ImportBatch, OutboxEvent, ProcessorOffset, RepaymentRequestRow
+from models.tables import EmailDispatch, ImportBatch, OutboxEvent, ProcessorOffset, RepaymentRequestRow
 from models.times import UtcDateTime, utc_now
+from processors._redrive import TABLES
+from streams.database import dialect, driver_connection
 from streams.errors import LogError, LogRefused, StreamMissing
 from streams.log import Log, Partition
+from streams.redrive import Filter, Letters
+from streams.sql import sql
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,9 @@ class BatchStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The whole answer. `in_doubt`: mails that may have arrived twice, or whose outcome is not known at the moment."""
+    """The whole answer. `in_doubt`: mails that may have arrived twice, or whose outcome is not known at the moment.
+    `dead_letters`: the open ones, by reason.
+    """
 
     processors: Sequence[PartitionStatus]
     batches: Sequence[BatchStatus]
@@ -91,8 +98,8 @@ async def status(engine: AsyncEngine, source: Log, readers: Mapping[str, str], b
         rows = await _count(connection, EmailDispatch.status)
         events = await _count(connection, OutboxEvent.status)
         requests = await _count(connection, RepaymentRequestRow.status)
-        dead = await _count(connection, DeadLetter.reason)
         found = await _batches(connection, batches)
+    dead = await _open_letters(engine)
     processors = [
         await _partition_status(source if away is None else None, processor, partition, saved, ends)
         for processor, partition in _places(readers, ends, saved)
@@ -184,6 +191,15 @@ async def _age(source: Log | None, partition: Partition, offset: int | None, lag
 async def _count(connection: AsyncConnection, column: object) -> dict[str, int]:
     counted = await connection.execute(select(column, func.count()).group_by(column))  # type: ignore[call-overload]
     return {name or "unknown": number for name, number in sorted(counted.all(), key=str)}
+
+
+async def _open_letters(engine: AsyncEngine) -> dict[str, int]:
+    """Those that still need somebody, by reason: neither redriven nor retried since."""
+    found: Counter[str] = Counter()
+    async with driver_connection(engine) as connection:
+        for row in await Letters(sql(connection, dialect(engine)), TABLES).count(Filter()):
+            found[row["reason"]] += row["letters"]
+    return dict(sorted(found.items()))
 
 
 async def _doubts(connection: AsyncConnection) -> tuple[int, int]:

@@ -63,6 +63,22 @@ async def test_numbers_of_a_batch_are_those_of_its_rows(site: Site, sink: Sink) 
     assert shown["dead_letters"] == {"attempts_used_up": 1, "invalid_registration": 1}
 
 
+async def test_a_dead_letter_is_not_counted_when_somebody_has_seen_to_it(site: Site, sink: Sink) -> None:
+    """One whose row was set back by plain SQL, and one whose record was redriven: neither needs anybody."""
+    sink.script("rcpt", reply="550 no such mailbox", recipient=address(2))
+    async with Job(site, sink, BACKOFF_SECONDS="0.1") as job:
+        await job.publish([person(1), person(2), person(5, agent_email=None)])
+        await job.settled(2)
+        assert (await status(job))["dead_letters"] == {"attempts_used_up": 1, "invalid_registration": 1}
+        never = from_now(job.engine, 3600)
+        await job.sql(
+            f"UPDATE email_dispatches SET status = 'pending', next_attempt_at = {never} WHERE sent_at IS NULL"
+        )
+        assert (await status(job))["dead_letters"] == {"invalid_registration": 1}
+        await job.sql(f"UPDATE dead_letters SET redriven_at = {never} WHERE row_id IS NULL")
+        assert (await status(job))["dead_letters"] == {}
+
+
 async def test_what_was_received_waits_when_it_has_no_row_yet(site: Site, sink: Sink) -> None:
     """A batch is whole from the moment it was split: what the mailer has not seen is waiting, not missing."""
     async with Job(site, sink, processors=["splitter"]) as job:
