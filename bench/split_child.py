@@ -70,9 +70,9 @@ class Rig:
     async def split(self, first: int, items: int) -> tuple[float, float]:
         """Split a new batch; seconds until the last confirm, and until the last commit."""
         body = import_body(first, items)
+        self.offset += len(list(slice_import(body)))  # not later: from the first slice on this process is measured
         self.clock.reset()
         await publish_import(self.log, f"{self.name}-imports", body)
-        self.offset += len(list(slice_import(body)))
         await self._until_recorded()
         begun = self.clock.first["taken"]
         return self.clock.last["published"] - begun, self.clock.last["recorded"] - begun
