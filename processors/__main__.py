@@ -12,7 +12,6 @@ from typing import Annotated
 
 import orjson
 import typer
-from rich.progress import MofNCompleteColumn, Progress
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from models.slices import InvalidImport
@@ -127,6 +126,8 @@ def publish(
     ],
 ) -> None:
     """Write a batch to the stream of imports. To publish it again mails nobody twice."""
+    from rich.progress import MofNCompleteColumn, Progress  # noqa: PLC0415 - nobody else shows one
+
     settings = load_settings()
     body = file.read()
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
