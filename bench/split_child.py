@@ -82,6 +82,7 @@ class Rig:
         while True:
             await asyncio.wait_for(self.clock.recorded.wait(), 30)
             self.clock.recorded.clear()
+            await asyncio.sleep(0.3)  # a question in the midst of the split would be a part of it
             async with self.engine.connect() as connection:
                 if (await connection.exec_driver_sql(query)).scalar_one() >= self.offset:
                     return
