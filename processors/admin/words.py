@@ -78,6 +78,7 @@ REASONS = {
     "installments_not_offered": "o gateway não parcela assim",
     "customer_differs": "o pagamento é de outro cliente",
     "another_request": "já há outro pedido",
+    "reference_taken": "a referência é de outro pagamento",
     "refused_by_gateway": "recusado pelo gateway",
 }
 

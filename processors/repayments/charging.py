@@ -110,9 +110,8 @@ def _open_charges(case: Case) -> Sequence[str]:
     return () if case.original is None else case.original.open_charges
 
 
-async def withdrawn(request: RepaymentRequest, calls: Calls, why: Reject) -> Reject:
+async def withdrawn(found: Sequence[Charge], calls: Calls, why: Reject) -> Reject:
     """A request that may not go on: what an earlier try of it has created is cancelled, so that nobody pays twice."""
-    found = await calls.find(request.reference)
     for charge in found:
         try:
             await _cancel(charge, calls)

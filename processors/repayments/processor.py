@@ -19,7 +19,7 @@ from models.repayments import DUE
 from processors._repayment_request import TYPE, VERSION
 from processors.repayments import charging, transaction, validation
 from processors.repayments.charging import Seen
-from processors.repayments.gateway import Calls, Gateway, Refused
+from processors.repayments.gateway import Calls, Charge, Gateway, Refused
 from processors.repayments.transaction import Done
 from streams.database import is_away
 from streams.errors import Reject, Retry
@@ -111,21 +111,28 @@ class Repayments:
         try:
             case = await self._database.patiently(lambda sql: validation.look_up(sql, claim.row_id, request))
         except Reject as error:
-            raise error if first_try else await charging.withdrawn(request, calls, error) from None
+            raise error if first_try else await self._withdrawn(request, calls, error) from None
         if case.done:
             return {}
         found = await charging.find_or_create(request, case, calls, seen, first_try=first_try)
-        written = await self._written(request) if len(found) > 1 else ()
+        written = await self._written(found)
+        for charge_id, request_id in written.items():
+            if request_id != claim.row_id:
+                says = f"reference: its charge {charge_id} is that of another payment"
+                raise Reject(validation.REFERENCE_TAKEN, says)
         charge = seen.charge = await charging.keep_one(found, written, calls)
         charging.check(charge, request, case)
         await charging.cancel_original(case, calls, seen)
         return {"done": Done(request, case, charge)}
 
-    async def _written(self, request: RepaymentRequest) -> set[str]:
-        """The charge that is written down of this reference, if somebody else was faster."""
-        text = "SELECT gateway_id FROM payments WHERE reference = $1"
-        rows = await self._database.patiently(lambda sql: sql.fetch(text, request.reference))
-        return {row["gateway_id"] for row in rows}
+    async def _withdrawn(self, request: RepaymentRequest, calls: Calls, why: Reject) -> Reject:
+        """Whatever is written down stays: another payment's charge, or ours that somebody else was faster to record."""
+        found = await calls.find(request.reference)
+        written = await self._written(found)
+        return await charging.withdrawn([charge for charge in found if charge.id not in written], calls, why)
+
+    async def _written(self, found: Sequence[Charge]) -> dict[str, int | None]:
+        return await self._database.patiently(lambda sql: validation.written(sql, found)) if found else {}
 
     async def probe(self) -> None:
         """The gateway is probed by a row of its lane."""

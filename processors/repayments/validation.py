@@ -4,17 +4,23 @@ Reads only. It is asked at the beginning of an act, not in plan: an answer of an
 payment can be paid while its request waits for a slot or for its next attempt.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 
+import orjson
+
 from models.repayment_requests import InvalidRequest, RepaymentRequest, even_installments
 from models.repayments import OPEN
+from processors.repayments.gateway import Charge
 from streams.errors import Reject
-from streams.sql import Row, Sql
+from streams.sql import Row, Sql, recordset
 
 BRASILIA = timezone(timedelta(hours=-3))
 """Due dates are days there; it has no summer time any more."""
 
+
+REFERENCE_TAKEN = "reference_taken"
 
 MAY_CLOSE = (*OPEN, "cancelled")
 """A payment in one of these may become renegotiated. Who hears from the gateway that its charge is cancelled may say so
@@ -92,19 +98,52 @@ def _not_as_the_gateway_splits(request: RepaymentRequest) -> Reject | None:
 
 async def look_up(sql: Sql, request_id: int, request: RepaymentRequest) -> Case:
     """The case of a request. Raises Reject."""
-    done = await sql.fetch("SELECT id FROM repayments WHERE request_id = $1", request_id)
     if request.original_payment is None:
-        return Case(request.customer or "", request.product_slug, None, bool(done))
+        case = Case(request.customer or "", request.product_slug, None, await _is_done(sql, request_id))
+        if not case.done:
+            await _check_reference(sql, request_id, request)
+        return case
     rows = await sql.fetch("SELECT * FROM payments WHERE id = $1", request.original_payment)
     if not rows:
         raise Reject("unknown_payment", f"original_payment: there is no payment {request.original_payment}")
     [payment] = rows
     original = await _original(sql, payment)
-    case = Case(payment["customer"], request.product_slug or payment["product_slug"], original, bool(done))
+    # asked last: who finds the original renegotiated by this very request finds the request done as well
+    done = await _is_done(sql, request_id)
     if not done:
+        await _check_reference(sql, request_id, request)
         _check_payment(payment, request)
         await _check_others(sql, request_id, payment["id"])
-    return case
+    return Case(payment["customer"], request.product_slug or payment["product_slug"], original, done)
+
+
+async def _is_done(sql: Sql, request_id: int) -> bool:
+    return bool(await sql.fetch("SELECT id FROM repayments WHERE request_id = $1", request_id))
+
+
+async def _check_reference(sql: Sql, request_id: int, request: RepaymentRequest) -> None:
+    """At the gateway a reference is how we know our charge again: one of another payment would be taken for it."""
+    rows = await sql.fetch(
+        """SELECT id FROM payments AS p WHERE reference = $1
+        AND NOT EXISTS (SELECT 1 FROM repayments AS r WHERE r.payment_id = p.id AND r.request_id = $2)""",
+        *(request.reference, request_id),
+    )
+    if rows:
+        raise Reject(REFERENCE_TAKEN, f"reference: payment {rows[0]['id']} has it already")
+
+
+async def written(sql: Sql, charges: Sequence[Charge]) -> dict[str, int | None]:
+    """Which of these charges are written down, by their own or a part's id; with the request that they came from."""
+    ids = [(charge.id, each) for charge in charges for each in {charge.id, *(part.id for part in charge.parts)}]
+    pairs = recordset(sql.dialect, "$1", "x", {"charge": "text", "gateway_id": "text"})
+    rows = await sql.fetch(
+        f"""SELECT x.charge, r.request_id FROM {pairs}
+        JOIN (SELECT id AS payment_id, gateway_id FROM payments UNION ALL
+            SELECT payment_id, gateway_id FROM installments) AS known ON known.gateway_id = x.gateway_id
+        LEFT JOIN repayments AS r ON r.payment_id = known.payment_id""",
+        orjson.dumps([{"charge": charge, "gateway_id": each} for charge, each in ids]).decode(),
+    )
+    return {row["charge"]: row["request_id"] for row in rows}
 
 
 async def _original(sql: Sql, payment: Row) -> Original:

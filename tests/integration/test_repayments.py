@@ -302,6 +302,55 @@ async def test_request_is_refused_when_the_gateway_knows_that_the_original_is_pa
     assert asaas.made("POST") == 0
 
 
+@pytest.mark.parametrize("asked", [1, None], ids=["the original itself", "another one"])
+async def test_request_is_refused_when_a_payment_has_its_reference(site: Site, asaas: Asaas, asked: int | None) -> None:
+    """Its charge would be taken for the new one, and cancelled as the original's; the gateway is not even asked."""
+    async with Repaying(site, asaas, processors=("repayments",)) as desk:
+        payment = await desk.payment(asaas.charge("rep-1"), reference="rep-1")
+        await desk.ask(a_request(original_payment=asked))
+        row = await desk.is_now("failed")
+        await desk.letter_of("reference_taken")
+        assert await desk.payment_status(payment) == "open"
+        assert await desk.written() == NOTHING | {"payments": 1}
+    assert row["last_error"] == f"reference_taken: reference: payment {payment} has it already"
+    assert asaas.calls == []
+
+
+async def test_charge_of_another_payment_is_left_alone_when_it_has_the_reference(site: Site, asaas: Asaas) -> None:
+    """At the gateway the original goes by the reference that is asked for: it is not taken for the new charge."""
+    async with Repaying(site, asaas, processors=("repayments",)) as desk:
+        payment = await desk.payment(asaas.charge("rep-1"))
+        await desk.ask(a_request(original_payment=payment))
+        row = await desk.is_now("failed")
+        await desk.letter_of("reference_taken")
+        assert await desk.payment_status(payment) == "open"
+        assert (await desk.written())["repayments"] == 0
+    [theirs] = asaas.live("rep-1")
+    assert f"its charge {theirs['id']} is that of another payment" in row["last_error"]
+    assert (asaas.made("POST"), asaas.made("DELETE")) == (0, 0)
+
+
+async def test_charge_of_another_payment_is_left_alone_when_a_request_is_withdrawn(
+    embedded_site: Site, asaas: Asaas
+) -> None:
+    """What a later try takes back is what was made for the request, and nothing that is written down."""
+    async with Repaying(embedded_site, asaas, processors=("outbox_relay", "repayments"), **FAST) as desk:
+        payment = await desk.payment(asaas.charge("rep-1"))
+        asaas.script = lambda call: Trouble(500)
+        await desk.ask(a_request(original_payment=payment))
+        await desk.is_now("failed")
+        asaas.script = lambda call: None
+        await desk.sql("UPDATE payments SET status = 'paid'")
+        await desk.sql("UPDATE repayment_requests SET status = 'pending', attempts = 0")
+
+        async def is_refused() -> None:
+            row = await desk.request()
+            assert row["last_error"].startswith("paid_already"), row
+
+        await eventually(is_refused)
+    assert (len(asaas.live("rep-1")), asaas.made("DELETE")) == (1, 0)
+
+
 async def test_request_is_a_dead_letter_at_once_when_the_gateway_refuses_it(embedded_site: Site, asaas: Asaas) -> None:
     """With its code and description; another try would end alike."""
     async with Repaying(embedded_site, asaas, processors=("repayments",)) as desk:
