@@ -26,6 +26,8 @@ class Work:
     lane: Lane
     outcome: Outcome | None = None
     error: Exception | None = None
+    begun: bool = False
+    """Its act has run its first line: from then on it says itself how it ended."""
     overdue: bool = False
     """It did not end by its deadline and was cancelled."""
     done: Mapping[str, object] | None = None

@@ -67,6 +67,8 @@ class Slots:
 
     def cancel(self) -> None:
         """Let go of the acts that are still under way; their leases pass."""
+        if self._net is not None:
+            self._net.cancel()
         for act in self._acts.values():
             act.cancel()
 
@@ -153,17 +155,21 @@ class Slots:
             self._net = loop.call_later(NET_SECONDS / 2, self._end_overdue)
 
     def _end_overdue(self) -> None:
-        """An act ends by its deadline itself; this is the net under all of them, one timer instead of one for each."""
+        """An act ends by its deadline itself; this is the net under all of them, one timer instead of one for each.
+
+        One that has not begun is left to begin: cancelled before, it could tell nobody, and its slot would be lost. In
+        a process that was stopped for a while timers may run first.
+        """
         loop = asyncio.get_running_loop()
         for work, task in self._acts.items():
-            if not work.overdue and loop.time() >= work.gate.deadline + NET_SECONDS / 2:
+            if work.begun and not work.overdue and loop.time() >= work.gate.deadline + NET_SECONDS / 2:
                 work.overdue = task.cancel()
         self._net = loop.call_later(NET_SECONDS / 2, self._end_overdue) if self._acts else None
 
     async def _act(self, work: Work) -> None:
         """Bring one row about. Whatever happens, the recorder gets to know."""
         claim, gate = work.claim, work.gate
-        started = clock()
+        work.begun, started = True, clock()
         try:
             stored = await self.processor.act(claim, gate)
             work.outcome = Outcome(claim.row_id, claim.claim_no, sent=True)
