@@ -7,14 +7,17 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
+import structlog
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from streams.database import dialect, driver_connection, is_away
+from streams.database import dialect, driver_connection
 
 CHANNEL = "afluente_relay"
 """What the database notifies when a row has become due by itself (docs/life-of-a-row.md)."""
 
 AGAIN_SECONDS = 1.0
+
+log = structlog.get_logger(__name__)
 
 
 class Listener:
@@ -24,6 +27,8 @@ class Listener:
         self._engine = engine
         self._wakes: dict[asyncio.Event, str] = {}
         self._listening: asyncio.Task[None] | None = None
+        self._said = False
+        """That nothing is heard was said, once for each time that it is so."""
 
     def add(self, wake: asyncio.Event, about: str) -> None:
         """Set this event whenever a NOTIFY says `about`, or nothing, which is meant for all."""
@@ -48,14 +53,16 @@ class Listener:
             try:
                 async with driver_connection(self._engine) as connection:
                     await connection.add_listener(CHANNEL, self._notified)
+                    self._said = False
                     try:
                         await _lost(connection)
                     finally:
                         with suppress(Exception):
                             await connection.remove_listener(CHANNEL, self._notified)
-            except Exception as error:
-                if not is_away(error):
-                    raise
+            except Exception as error:  # whatever it is: polling serves, and nobody would hear of a task that ended
+                if not self._said:
+                    log.warning("relay.not_listening", error=type(error).__name__)
+                self._said = True
             await asyncio.sleep(AGAIN_SECONDS)
 
 

@@ -1,9 +1,14 @@
 """NOTIFY as the relays of a process hear it: on one connection, which comes back, and is let go of with the last."""
 
 import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
+from structlog.testing import capture_logs
 
+from streams.database import connect
 from streams.listener import CHANNEL, Listener
 from streams.testing import eventually
 from tests.support.databases import query
@@ -60,3 +65,31 @@ async def test_listening_begins_anew_when_the_session_was_cut(postgres: AsyncEng
     await wakes(postgres, "outbox_events", wake)
     listener.remove(wake)
     await listening(postgres, there=False)
+
+
+async def test_listening_begins_at_last_when_it_was_refused_at_first(postgres: AsyncEngine) -> None:
+    """Also for a reason that is no absence, such as a role that may not log in yet: said once, and tried again."""
+    role = f"relay_{uuid.uuid4().hex[:12]}"
+    await query(postgres, f"CREATE ROLE {role} NOLOGIN")
+    engine = connect(postgres.url.set(username=role).render_as_string(hide_password=False), "listener")
+    listener, wake = Listener(engine), asyncio.Event()
+    try:
+        with capture_logs() as logs:
+            listener.add(wake, "outbox_events")
+            await eventually(lambda: said(logs))
+            await query(postgres, f"ALTER ROLE {role} LOGIN")
+            await listening(postgres)
+        await wakes(postgres, "outbox_events", wake)
+        assert len(said(logs)) == 1
+    finally:
+        listener.remove(wake)
+        await listening(postgres, there=False)
+        await engine.dispose()
+        await query(postgres, f"DROP ROLE {role}")
+
+
+def said(logs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The warnings that nothing is heard, at least one."""
+    found = [line for line in logs if line["event"] == "relay.not_listening"]
+    assert found
+    return found
