@@ -181,8 +181,9 @@ class Connection:
 
     async def write(self, frame: bytes) -> None:
         """Write a frame that is encoded already; for `tell`."""
-        if self.client._conn is not None:
-            await self.client._conn._write_frame_raw(frame)
+        if self.client._conn is None:
+            raise ConnectionResetError("closed already")
+        await self.client._conn._write_frame_raw(frame)
 
     def drop(self, reason: str) -> None:
         """Declare the connection lost and cut it without ceremony. Nothing waits for a peer that may be gone."""
