@@ -88,6 +88,8 @@ def _named(path: str, endpoint: Endpoint) -> Endpoint:
 
     async def named(request: Request) -> Response:
         request.state.route = path
+        if any("\0" in value for value in request.query_params.values()):  # no text of the database holds one
+            raise HTTPException(400)
         try:
             return await endpoint(request)
         except HTTPException:

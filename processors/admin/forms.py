@@ -44,6 +44,9 @@ async def read_form(request: Request) -> Form:
         if len(body) > MAX_BYTES:
             raise HTTPException(413)
     try:
-        return Form(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict"))
+        fields = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict")
     except ValueError:
         raise HTTPException(400) from None
+    if any("\0" in value for _, value in fields):  # no text of the database holds one
+        raise HTTPException(400)
+    return Form(fields)

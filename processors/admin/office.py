@@ -9,6 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from sqlalchemy.ext.asyncio import AsyncEngine
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
@@ -20,6 +21,7 @@ from processors.admin.users import User, Users, parse_users
 from streams.log import Log
 
 HERE = Path(__file__).parent
+MAX_ID = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,10 @@ class Visit:
         )
 
     def number(self, name: str) -> int:
-        """A number in the path."""
+        """A number of a row in the path. Raises 404 for one that no row can have."""
         value: int = self.request.path_params[name]
+        if value > MAX_ID:
+            raise HTTPException(404)
         return value
 
 

@@ -62,6 +62,25 @@ async def test_every_page_answers_on_both_databases(site: Site) -> None:
             assert "server" not in answer.headers
 
 
+async def test_nonsense_in_an_address_is_refused_on_both_databases(site: Site) -> None:
+    """Numbers that no row can have, and what no text of a database can hold: the reader's mistake and not ours."""
+    huge = 2**63
+    async with AdminPage(site) as admin, client(admin) as ana:
+        await fill(admin)
+        for path in ("/events", "/emails", "/requests", "/letters"):
+            answer, _ = await ana.get(f"{path}/{huge}")
+            assert answer.status == 404, path
+            answer, _ = await ana.get(f"{path}/{huge - 1}")
+            assert answer.status == 404, path
+        for path in ("/events?name=", "/events?q=", "/letters?reason=", "/batches?after=", "/events/confirm?name="):
+            answer, text = await ana.get(f"{path}a%00b")
+            assert answer.status == 400, path
+            assert "Algo falhou" not in text
+        for path in ("/emails/search", "/events/retry-all", "/requests/new"):
+            answer, _ = await ana.post(path, address="a\0b", name="a\0b", reference="a\0b")
+            assert answer.status == 400, path
+
+
 async def test_files_of_the_page_are_asked_for_anew_only_when_they_have_changed(embedded_site: Site) -> None:
     """They are nobody's data, unlike all else; and there is nothing beside them."""
     async with AdminPage(embedded_site) as admin, client(admin, None) as nobody:
