@@ -23,5 +23,7 @@ class Table(SQLModel):
 BigId = BigInteger().with_variant(Integer(), "sqlite")
 """A 64-bit key that counts by itself: bigserial, and SQLite's INTEGER PRIMARY KEY, which is 64 bits wide as well."""
 
+MAX_ID = 2**63 - 1
+
 NEVER_REUSED = {"sqlite_autoincrement": True}
 """SQLite would give the id of a deleted last row to the next one; messages and dead letters name rows by id."""

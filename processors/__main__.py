@@ -14,6 +14,7 @@ import orjson
 import typer
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from models.base import MAX_ID
 from models.slices import InvalidImport
 from processors import (
     _cli_admin,
@@ -158,7 +159,7 @@ async def _publishing(settings: Settings, body: bytes, progress: Callable[[int, 
 @named
 def status(
     as_json: Annotated[bool, typer.Option("--json", help="for programs, all on one line")] = False,
-    batches: Annotated[int, typer.Option(min=0, help="how many of the newest batches to show")] = 20,
+    batches: Annotated[int, typer.Option(min=0, max=MAX_ID, help="how many of the newest batches to show")] = 20,
 ) -> None:
     """How far each processor is, and what became of each batch; counted from rows at the time of asking."""
     settings = load_settings()

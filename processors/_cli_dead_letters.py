@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from models.base import MAX_ID
 from processors import _compose, _house, _redrive
 from processors._commands import By, with_database
 from processors._console import err, fail, named, out
@@ -48,7 +49,7 @@ def list_letters(  # noqa: PLR0913 - each is an option that people type
     newer: Newer = None,
     *,
     everything: Annotated[bool, typer.Option("--all", help="also those that nobody has to look at any more")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="how many of the newest to show")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_ID, help="how many of the newest to show")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="for programs, one letter a line")] = False,
 ) -> None:
     """Show the newest open ones, and count all: open is what still waits for somebody."""
@@ -92,7 +93,7 @@ def _origin(letter: Row) -> str:
 @app.command()
 @named
 def show(
-    number: Annotated[int, typer.Argument(help="its id in `list`")],
+    number: Annotated[int, typer.Argument(min=1, max=MAX_ID, help="its id in `list`")],
     body: Annotated[bool, typer.Option("--body", help="write its original bytes to stdout, and nothing else")] = False,
 ) -> None:
     """Show all that is known of one letter, or its original bytes. Those are people's data."""
@@ -127,7 +128,9 @@ def redrive(  # noqa: PLR0913 - as above
     older: Older = None,
     newer: Newer = None,
     *,
-    ids: Annotated[list[int] | None, typer.Option("--id", help="this one; may be given more than once")] = None,
+    ids: Annotated[
+        list[int] | None, typer.Option("--id", min=1, max=MAX_ID, help="this one; may be given more than once")
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="all that are open")] = False,
     include_unknown: Annotated[
         bool, typer.Option("--include-unknown", help="also those held, whose mail may have arrived: it may come twice")

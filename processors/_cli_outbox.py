@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from models.base import MAX_ID
 from models.tables import OutboxEvent
 from processors._commands import By, with_database
 from processors._console import err, fail, named, out
@@ -22,7 +23,7 @@ def outbox() -> None:
 @named
 def retry(
     by: By,
-    ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="these events")] = None,
+    ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", min=1, max=MAX_ID, help="these events")] = None,
     event: Annotated[str | None, typer.Option(help="all failed ones of this name")] = None,
     error: Annotated[str | None, typer.Option(help="all failed ones with this text in their last error")] = None,
     everything: Annotated[bool, typer.Option("--all", help="all failed ones")] = False,

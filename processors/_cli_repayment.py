@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from models.base import MAX_ID
 from models.repayment_requests import InvalidRequest, RepaymentRequest, even_installments, new_reference
 from models.tables import RepaymentRequestRow
 from processors import _house
@@ -71,7 +72,9 @@ async def _publish(settings: Settings, wanted: RepaymentRequest) -> str:
 @named
 def retry(
     by: By,
-    ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="these requests, by their rows")] = None,
+    ids: Annotated[
+        list[int] | None, typer.Argument(metavar="[ID]...", min=1, max=MAX_ID, help="these requests")
+    ] = None,
     error: Annotated[str | None, typer.Option(help="all failed ones with this text in their last error")] = None,
     everything: Annotated[bool, typer.Option("--all", help="all failed ones")] = False,
 ) -> None:

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from models.base import MAX_ID
 from processors._settings import Settings
 from processors.admin import words
 from processors.admin.lockout import Lockout
@@ -21,7 +22,6 @@ from processors.admin.users import User, Users, parse_users
 from streams.log import Log
 
 HERE = Path(__file__).parent
-MAX_ID = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)

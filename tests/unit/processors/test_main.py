@@ -166,6 +166,26 @@ def test_item_above_the_size_limit_is_reported_with_its_index(migrated: Path) ->
     assert "3 registrations" in result.output
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["outbox", "retry", "--by", "ana"],
+        ["repayment", "retry", "--by", "ana"],
+        ["dead-letters", "show"],
+        ["dead-letters", "redrive", "--by", "ana", "--id"],
+        ["dead-letters", "list", "--limit"],
+        ["status", "--batches"],
+    ],
+    ids=" ".join,
+)
+def test_number_that_no_row_can_have_is_refused(command: list[str], migrated: Path) -> None:
+    """By name, and not by what the database's driver makes of it."""
+    result = afluente(*command, str(2**63))
+
+    assert result.exit_code == ExitCode.USAGE
+    assert f"less than or equal to {2**63 - 1}" in words(result.output)
+
+
 def test_processor_that_never_ran_cannot_be_paused(migrated: Path) -> None:
     """There is no row that could say so, and to seem paused would be a lie."""
     result = afluente("pause", "mailer")
